@@ -1,4 +1,4 @@
-"""Finding an answer in a completion and comparing it exactly. Nothing here raises, whatever the text."""
+"""Finds an answer in a completion and compares it exactly. No function here raises, whatever the text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.infra.deprecated_names import deprecated_names
 
 BOXED = "\\boxed{"
 LONGEST_NUMBER = 400
-"""Characters; a longer text is not a number but an attempt to keep the scorer busy."""
+"""Most characters of a number; a longer text is an attempt to keep the scorer busy."""
 
 _BOX = re.compile(r"\\boxed\s*\{")
 _ESCAPED_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -25,7 +25,7 @@ _POWER = r"(?:\{([+-]?[0-9]{1,3})\}|([0-9]{1,3}))"
 _WITH_POWER = re.compile(rf"({_SIGNED})(?:[eE]([+-]?[0-9]{{1,3}})|(?:\\times|\\cdot|\*)10\^{_POWER})?")
 """A decimal; `1e-05`, as JSON and Python write it, and `3\\times 10^{5}`."""
 _WIDE_SPACE = re.compile(r"\\q?quad(?![a-zA-Z])|\\hspace\{[^{}]*\}|(?<!\\)\\[,;:](?![0-9]{3}(?![0-9]))")
-"""Spaces of LaTeX, but those that may set off thousands, as in `1\\,234`."""
+"""Spaces of LaTeX, except those that may separate thousands, as in `1\\,234`."""
 _SPACING = re.compile(r"(?<!\\)\\[,;:!()\[\]]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\\\$|\$")
 _SPACE = re.compile(r"(?:(?<!\\)\\ |~|\s)+")
 _SPACE_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=\.?[0-9])|(?<=[0-9][,.]) (?=[0-9])")
@@ -75,14 +75,14 @@ _SPELLINGS = (
     ("\\%", ""),
     ("%", ""),
 )
-"""Other ways to write the same, and signs of units that a number may have or not."""
+"""Other spellings of the same, and unit signs that a number may or may not have."""
 
 
 def find_last_boxed(text: str) -> str | None:
     r"""Return the text in the last `\boxed{…}`, braces balanced, or None.
 
-    Only the last one counts, also when it was cut off: an answer that was taken back does not count. A number outside a
-    box never counts, or the policy learns to write numbers instead of answers.
+    Only the last box counts, even if it is cut off, because an earlier answer was taken back. A number outside a box
+    never counts; otherwise the policy would learn to write many numbers instead of an answer.
     """
     boxes = [box.end() for box in _BOX.finditer(text)]
     if not boxes:
@@ -162,7 +162,7 @@ def _brace_fraction(found: re.Match[str]) -> str:
 
 
 def is_same_answer(given: str, gold: str) -> bool:
-    """Return whether two answers are equal: as exact numbers where both are numbers, else as normalised text."""
+    """Return whether two answers are equal: as exact numbers if both are numbers, else as normalised text."""
     left, right = parse_number(given), parse_number(gold)
     if left is not None and right is not None:
         return left == right

@@ -1,10 +1,9 @@
-"""A conversation with one policy: messages in and out, and the tokens of every answer kept as they were sampled.
+"""A conversation with one policy: messages in and out, with the tokens of every answer kept as sampled.
 
-The conversation is rendered by the model's own chat template, with the sampled texts as the assistant's messages. What
-is kept of the sequence so far, as text, must be how the new rendering begins; then only the rest is encoded and
-appended. Where it is not, because the template writes earlier messages in another way (it drops thoughts, strips
-blanks), a new sequence begins with the whole rendering. No token that was sampled is encoded again in the sequence
-that trains it.
+The model's chat template renders the conversation, with the sampled texts as the assistant's messages. If the new
+rendering begins with the text of the sequence so far, only the rest is encoded and appended. If it does not, because
+the template writes earlier messages in another way (it drops thoughts, strips blanks), a new sequence begins with the
+whole rendering. No sampled token is encoded again in the sequence that trains it.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from headrace.schemas import records
 log = structlog.get_logger()
 
 Shorten = Callable[[Sequence[Message]], Sequence[Message] | Awaitable[Sequence[Message]]]
-"""Returns a shorter conversation; it may ask a policy for a summary, or a person."""
+"""Returns a shorter conversation; it may ask a policy or a person for a summary."""
 WhenFull = Literal["stop", "drop_oldest"] | Shorten
 
 EXCERPT = 40
-"""Characters of two renderings that are logged where they differ."""
+"""Characters of two renderings to log around their first difference."""
 _reported: set[str] = set()
-"""Roles whose rewritten history is logged: a template does it in every episode."""
+"""Roles whose rewritten history is already logged, because a template rewrites it in every episode."""
 
 
 class ChatError(ValueError):
-    """A conversation that cannot be shown to the policy; the message gives the reason."""
+    """A conversation cannot be rendered for the policy; the message gives the reason."""
 
 
 class Chat:
@@ -44,17 +43,18 @@ class Chat:
     Args:
         actor: The policy.
         role: Role of the policy in the workflow.
-        prompt: What begins the conversation: messages, or a text as one turn of a user.
-        tools: JSON schemas, for the chat template.
-        template_arguments: What else the template is told.
-        when_full: What happens where no room is left for an answer. "stop": `generate` returns a generation without
-            tokens, its finish_reason "length". "drop_oldest": the first answer and what followed it until the next one
-            are left out, again until there is room; what began the conversation stays. A function returns the messages
-            to go on with. Both begin a new sequence, and stop where nothing more can be left out.
-        room: Tokens that an answer must have room for; by default 1 to stop, else a quarter of the context.
+        prompt: Begin of the conversation: messages, or a text as one user turn.
+        tools: JSON schemas for the chat template.
+        template_arguments: Further arguments of the template.
+        when_full: What to do without room for an answer. "stop": `generate` returns a generation without tokens and
+            with
+        finish_reason "length". "drop_oldest": remove the first answer and all messages until the next answer,
+        repeatedly until there is room; the begin of the conversation stays. A function: it returns the messages to
+        continue with. The last two begin a new sequence, and stop if nothing more can be removed.
+        room: Tokens that an answer needs; by default 1 for "stop", else a quarter of the context.
         agent_id: Id of the agent among those of its role.
 
-    Raises TypeError for what is no message, and for images.
+    Raises TypeError for invalid messages, and for images.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three by name
@@ -74,7 +74,7 @@ class Chat:
         self.role = role
         self.tools = check_tools("tools", tools)
         self.rewrites = 0
-        """How often the template changed what was kept, so that a new sequence began."""
+        """How often the template rewrote earlier messages, so that a new sequence began."""
         self._actor, self._agent_id = actor, agent_id
         self._text_prompt = prompt if isinstance(prompt, str) and not self.tools and not template_arguments else None
         self._messages = list(check_messages("messages", as_messages(prompt)))
@@ -83,12 +83,12 @@ class Chat:
         self._when_full, self._room = when_full, room
         self._transcripts: list[Transcript] = []
         self._kept: str | None = None
-        """Text of the newest sequence; None before there is one, and after a text prompt alone."""
+        """Text of the newest sequence; None before the first one, and after only a text prompt."""
         self._last: Generation | None = None
         self._is_thinking = False
-        """Whether the prompt of the newest answer ends inside of a thought."""
+        """Whether the prompt of the newest answer ends inside a thought."""
         self._open: Generation | None = None
-        """The newest answer while it is no message yet."""
+        """The newest answer, until it becomes a message."""
 
     @classmethod
     def of_problem(
@@ -108,13 +108,13 @@ class Chat:
 
     @property
     def messages(self) -> tuple[dict[str, Any], ...]:
-        """The conversation so far; an answer is its sampled text, without the special token that ended it."""
+        """The conversation so far; answers are sampled texts without the special end token."""
         self._settle()
         return tuple(self._messages)
 
     @property
     def text(self) -> str:
-        """The newest answer, without special tokens; empty where there was no room for one."""
+        """The newest answer without special tokens; empty if there was no room for one."""
         return "" if self._last is None else self._actor.decode(self._last.ids)
 
     @property
@@ -126,15 +126,15 @@ class Chat:
         return parse_tool_calls(text, self.tools, is_thinking=self._is_thinking)
 
     def add(self, *messages: Message) -> None:
-        """Append what a user, a tool or the system says. Raises TypeError as the class does."""
+        """Append messages of a user, a tool or the system. Raises TypeError as the class does."""
         self._settle()
         self._messages += check_messages("messages", messages)
 
     async def generate(self, **sampling: Unpack[SamplingOptions]) -> Generation:
         """Let the policy answer; `sampling` is as in `Actor.generate`.
 
-        Where the context is full, the generation has no token, its finish_reason is "length", and nothing is recorded.
-        Raises ChatError where the first prompt does not fit, or where the template shows no tools.
+        If the context is full, the generation has no token, its finish_reason is "length", and nothing is recorded.
+        Raises ChatError if the first prompt does not fit, or if the template does not show tools.
         """
         self._settle()
         if not await self._extend():
@@ -149,24 +149,24 @@ class Chat:
     def sequences(
         self, reward: float | None = None, baseline: float | None = None, *, first: int = 0
     ) -> tuple[records.Sequence, ...]:
-        """Return the sequences for a RoleTrajectory; `first` is the index that the first of them has there."""
+        """Return the sequences for a RoleTrajectory; `first` is the index of the first one there."""
         made = [transcript.sequence(reward, baseline) for transcript in self._transcripts]
         return tuple(replace(one, parent=one.parent + first) if one.parent >= 0 else one for one in made)
 
     def _settle(self) -> None:
-        """Make a message of the newest answer, and a text of all that is kept."""
+        """Turn the newest answer into a message, and update the text of the sequence."""
         if self._open is None:
             return
         ids, reason = self._open.ids, self._open.finish_reason
         said = self._actor.decode(ids, special_tokens=True)
-        is_ended = reason == "stop" and len(ids) and not self._actor.decode(ids[-1:])  # by a special token, no text
+        is_ended = reason == "stop" and len(ids) and not self._actor.decode(ids[-1:])  # by a special token, not by text
         end = self._actor.decode(ids[-1:], special_tokens=True) if is_ended else ""
         self._kept = (self._render(self._messages) if self._kept is None else self._kept) + said
         self._messages.append({"role": "assistant", "content": said.removesuffix(end)})
         self._open = None
 
     async def _extend(self) -> bool:
-        """Bring the newest sequence up to the conversation, or begin another; return whether an answer has room."""
+        """Extend the newest sequence by the new messages, or begin another; return whether an answer has room."""
         if self._text_prompt is not None and not self._transcripts and len(self._messages) == 1:
             self._begin().prompt(self._actor.encode(self._text_prompt))
             return True
@@ -189,7 +189,7 @@ class Chat:
         return await self._shorten()
 
     async def _shorten(self) -> bool:
-        """Begin a sequence with a shorter conversation; return whether there is one that leaves room."""
+        """Begin a sequence with a shorter conversation; return whether this leaves enough room."""
         async for shorter in self._list_shorter():
             text = self._render(shorter)
             ids = self._actor.encode_rendered(text)
@@ -200,7 +200,7 @@ class Chat:
         return False
 
     async def _list_shorter(self) -> AsyncIterator[Sequence[dict[str, Any]]]:
-        """Yield conversations to go on with, each shorter than the one before."""
+        """Yield shorter and shorter conversations to continue with."""
         if callable(self._when_full):
             found = self._when_full(tuple(self._messages))
             yield check_messages("what when_full returns", await found if inspect.isawaitable(found) else found)
@@ -224,7 +224,7 @@ class Chat:
         return tokens + (self._room or least) <= context
 
     def _begin(self, text: str | None = None) -> Transcript:
-        """Begin a sequence whose prompt is the rendered `text`."""
+        """Begin a sequence with the rendered `text` as prompt."""
         turn = self._transcripts[-1].turn if self._transcripts else 0
         self._transcripts.append(Transcript(self.role, self._agent_id, len(self._transcripts) - 1, turn))
         self._kept = text
@@ -242,9 +242,9 @@ class Chat:
 
 
 def leave_out_oldest(messages: list[dict[str, Any]], given: int) -> list[dict[str, Any]]:
-    """Return messages without the first answer after those given, and what followed it until the next answer.
+    """Return messages without the first answer after the first `given` ones, and without all until the next answer.
 
-    The newest answer stays: the same messages are returned where it is the only one.
+    The newest answer stays: if it is the only one, the messages are returned unchanged.
     """
     answers = [at for at, message in enumerate(messages) if at >= given and message["role"] == "assistant"]
     return messages if len(answers) < 2 else [*messages[: answers[0]], *messages[answers[1] :]]

@@ -1,7 +1,7 @@
-"""What an environment and a workflow are.
+"""The interfaces of environments, workflows and actors.
 
-An *environment* asks and judges: it draws problems by index, so that the same (split, index) is the same problem for
-ever, and it scores an answer. A *workflow* plays one episode: an async function of a problem and one actor per role.
+An *environment* gives problems and scores answers. It draws problems by index: the same (split, index) is always the
+same problem. A *workflow* plays one episode: an async function of a problem and one actor per role.
 Neither uses Kafka, weights or torch.
 """
 
@@ -23,32 +23,32 @@ from headrace.schemas import records
 Split = Literal["train", "held_out", "warm_start"]
 """Disjoint sets of problems."""
 OWN_TEMPLATE_ARGUMENTS = frozenset({"conversation", "messages", "tools", "tokenize", "add_generation_prompt"})
-"""What no problem may give to a chat template, because rendering does."""
+"""Chat template arguments that no problem may give, because rendering sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question of an environment."""
+    """One problem of an environment."""
 
     task_id: str
-    """Identity in its source, the same whenever it is drawn."""
+    """Id of the problem in its source, the same at every draw."""
     prompt: Prompt
-    """What is asked: text, or messages with `role` and `content`."""
+    """The prompt: a text, or messages with `role` and `content`."""
     answer: str = ""
-    """What the scorer compares with, in the environment's words."""
+    """The answer with which the scorer compares, in the environment's form."""
     tier: str = ""
     """Difficulty tier or source."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the environment needs to score; plain JSON."""
+    """Other data that the environment needs to score; plain JSON."""
     tools: Sequence[Mapping[str, Any]] = ()
     """JSON schemas of the tools that a chat template shows to the policy."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What else the chat template is told, such as `enable_thinking`; plain JSON."""
+    """Further arguments of the chat template, such as `enable_thinking`; plain JSON."""
 
     def __post_init__(self) -> None:
-        """Raise TypeError, naming the field, for a value of another type: `score` gets what a task carries.
+        """Raise TypeError, which names the field, for a value of another type: a task could not hold it.
 
-        Raise ValueError for half of a character in a text.
+        Raise ValueError for a text with half of a character (a lone surrogate).
         """
         for name in ("task_id", "answer", "tier"):
             if not isinstance(value := getattr(self, name), str):
@@ -65,36 +65,36 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The prompt as text; of messages, what they say, a blank line between them."""
+        """The prompt as text; for messages their contents, separated by blank lines."""
         return join_text(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A judgement. Any number will do for a float: 1, True, numpy's. Raises TypeError, naming the field, for others."""
+    """A score. Any number is accepted: 1, True, numpy's. Raises TypeError, which names the field, for other types."""
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make floats of numbers."""
+        """Convert numbers to floats."""
         object.__setattr__(self, "reward", check_number("Score.reward", self.reward))
         object.__setattr__(self, "parts", _check_numbers("Score.parts", self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkedExample:
-    """A prompt and a good completion, for a supervised start. Raises TypeError, naming the field, for other values."""
+    """A prompt and a good completion, for a supervised warm start. Raises TypeError, which names the field."""
 
     prompt: Prompt
-    """As `Problem.prompt` has it: a text, which is one turn of a user, or messages. Without tools."""
+    """As `Problem.prompt`: a text (one user turn) or messages. Without tools."""
     completion: str
-    """What the policy is to answer: plain text, to which no chat template is applied."""
+    """The answer to learn: plain text, without a chat template."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """As `Problem.template_arguments`; plain JSON."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be encoded later."""
+        """Refuse values that could not be encoded later."""
         if not isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", check_messages("WorkedExample.prompt", self.prompt))
         if not isinstance(self.completion, str):
@@ -103,26 +103,26 @@ class WorkedExample:
 
 
 class Environment(Protocol):
-    """Asks and judges. Built as `Environment(seed=…, **settings)`; a bad setting raises ValueError with a sentence."""
+    """Gives problems, scores answers. Built as `Environment(seed=…, **settings)`; a bad setting raises ValueError."""
 
     name: str
 
     def size(self, split: Split) -> int | None:
-        """Return how many problems a split has; None for no end. A feeder that reaches the end begins again."""
+        """Return how many problems a split has; None for endless. A feeder that reaches the end begins again."""
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index: a pure function of the settings, the split and the index."""
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Judge a completion. It must not raise for any text: a wrong form is a low reward."""
+        """Score a completion. It must not raise for any text: a wrong form gets a low reward."""
 
 
 @runtime_checkable
 class GivesExamples(Protocol):
-    """An environment that can show how its problems are solved."""
+    """An environment that has worked examples."""
 
     def example(self, index: int) -> WorkedExample:
-        """Return a worked example, of the split `warm_start`."""
+        """Return a worked example from the split `warm_start`."""
 
 
 @runtime_checkable
@@ -130,10 +130,10 @@ class HasTiers(Protocol):
     """An environment whose problems can be made harder while a run is running."""
 
     def tiers(self) -> tuple[str, ...]:
-        """Return all tiers, easiest first. A setting `tiers` chooses which of them are asked."""
+        """Return all tiers, easiest first. The setting `tiers` chooses which of them are used."""
 
     def asked(self) -> tuple[str, ...]:
-        """Return those that this one asks, easiest first."""
+        """Return the tiers in use, easiest first."""
 
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -141,7 +141,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What a policy generated: the answer of an engine to one request, and of an actor to a workflow."""
+    """Tokens generated by a policy: the answer of an engine to a request, or of an actor to a workflow."""
 
     ids: npt.NDArray[np.int32]
     """Token ids, int32[T], the stop token included."""
@@ -150,16 +150,16 @@ class Generation:
     version_runs: tuple[tuple[int, int], ...]
     """(weight version, number of tokens); the numbers add up to T."""
     finish_reason: FinishReason
-    """cancelled: the deadline passed; what was generated until then is here."""
+    """cancelled: the deadline passed; the tokens until then are included."""
     routing: npt.NDArray[np.uint8 | np.uint16] | None = None
-    """uint8 or uint16 [P+T-1, layers, experts per token]: the experts of all P tokens before it and of its own but the
-    last; None where the engine records none."""
+    """uint8 or uint16 [P+T-1, layers, experts per token]: the experts of all P tokens before it and of its own tokens
+    except the last; None if the engine records none."""
     sampling: records.Sampling = field(default_factory=records.Sampling)
-    """How it was sampled; the actor sets it, an engine does not."""
+    """Sampling parameters; set by the actor, not by the engine."""
 
 
 class SamplingOptions(TypedDict, total=False):
-    """What one call of `Actor.generate` may ask for."""
+    """Sampling options of one call of `Actor.generate`."""
 
     max_tokens: int | None
     temperature: float | None
@@ -169,11 +169,11 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class Actor(Protocol):
-    """One policy as one episode sees it."""
+    """The interface of a policy for one episode."""
 
     @property
     def context(self) -> int:
-        """Most tokens of one sequence, prompt and answers together."""
+        """Most tokens of one sequence, including prompt and answers."""
 
     def render(
         self,
@@ -182,22 +182,22 @@ class Actor(Protocol):
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return a conversation as text, with the prompt for an answer, by the model's own chat template.
+        """Return a conversation as text, with the generation prompt, by the model's chat template.
 
-        A tokenizer without a template joins the contents, an EOS after those of the assistant, and refuses tools.
+        Without a chat template, the contents are joined, with an EOS after each assistant message; tools are refused.
         """
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a user's turn that begins a sequence.
 
-        The chat template is applied where the tokenizer has one, and start tokens such as BOS are put before it.
+        The tokenizer's chat template, if it has one, is applied, and start tokens such as BOS are put first.
         """
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the token ids of text that is spliced in unchanged, no special token added."""
+        """Return the token ids of a text unchanged, without special tokens."""
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the token ids of a rendered conversation that begins a sequence, start tokens once before it."""
+        """Return the token ids of a rendered conversation that begins a sequence, with start tokens once."""
 
     def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
         """Return the text of token ids, without special tokens or with them."""
@@ -212,19 +212,19 @@ class Actor(Protocol):
         stop: Sequence[str] = (),
         stop_ids: Sequence[int] = (),
     ) -> Generation:
-        """Go on from these token ids. Tokens in, tokens out: nothing generated is ever tokenized again.
+        """Continue these token ids. Generated tokens are never tokenized again.
 
-        What is None is the recipe's. A generation ends with the first token by which its text has one of `stop`, with
-        one of `stop_ids`, or with an EOS of the policy; that token is part of it.
+        An option that is None has the recipe's value. A generation ends with the first token that completes one of
+        `stop` in its text, with one of `stop_ids`, or with an EOS of the policy; this token is part of it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RoleTrajectory:
-    """What one role did in an episode; it trains that role's policy.
+    """The sequences and reward of one role in an episode; they train the role's policy.
 
-    Any number will do for a float, any iterable of sequences for the tuple. Raises TypeError, naming the field, for
-    others, and ValueError for half of a character in the name of a part.
+    Any number is accepted as a float, and any iterable of sequences as the tuple. Raises TypeError, which names the
+    field, for other values, and ValueError for half of a character in the name of a part.
     """
 
     reward: float
@@ -232,7 +232,7 @@ class RoleTrajectory:
     parts: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make floats of numbers, and a tuple of the sequences."""
+        """Convert numbers to floats, and the sequences to a tuple."""
         object.__setattr__(self, "reward", check_number("RoleTrajectory.reward", self.reward))
         object.__setattr__(self, "parts", _check_numbers("RoleTrajectory.parts", self.parts))
         given: Any = self.sequences
@@ -242,17 +242,17 @@ class RoleTrajectory:
 
 
 def check_number(what: str, value: object) -> float:
-    """Return any number as a float. Raises TypeError, naming what it is of, for what is none."""
+    """Return any number as a float. Raises TypeError, which names `what`, for other values."""
     if type(value) is float:
         return value
     if isinstance(value, SupportsFloat) and not isinstance(value, str):
-        with suppress(TypeError, ValueError, OverflowError):  # an array of several, a number that is too large
+        with suppress(TypeError, ValueError, OverflowError):  # an array of several numbers, or a too large number
             return float(value)
     raise TypeError(f"{what} must be a number, got {show_value(value)}")
 
 
 def check_tools(what: str, tools: object) -> tuple[Mapping[str, Any], ...]:
-    """Return JSON schemas of tools as a tuple. Raises TypeError, naming the index, for what has no name."""
+    """Return JSON schemas of tools as a tuple. Raises TypeError, which names the index, for a tool without a name."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
         raise TypeError(f"{what} must be a list of JSON schemas, got {show_value(tools)}")
     found = tuple(tools)
@@ -263,7 +263,7 @@ def check_tools(what: str, tools: object) -> tuple[Mapping[str, Any], ...]:
 
 
 def check_template_arguments(what: str, given: object) -> None:
-    """Raise TypeError for what is no dict of arguments by name; ValueError for one that Headrace itself gives."""
+    """Raise TypeError unless it is a dict of arguments by name; ValueError for an argument that Headrace sets."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"{what} must be a dict of arguments by name, got {show_value(given)}")
     if taken := sorted(OWN_TEMPLATE_ARGUMENTS & set(given)):
@@ -271,7 +271,7 @@ def check_template_arguments(what: str, given: object) -> None:
 
 
 def tool_name(tool: Mapping[str, Any]) -> Any:
-    """Return the name of a tool, whose schema may be inside of `function`."""
+    """Return the name of a tool; its schema may be inside `function`."""
     inner = tool.get("function", tool)
     return inner.get("name") if isinstance(inner, Mapping) else None
 
@@ -307,11 +307,11 @@ def _check_sequence(value: object) -> records.Sequence:
 
 
 Episode = Mapping[str, RoleTrajectory]
-"""Role to what it did; a role that never acted is left out."""
+"""Result of an episode by role; a role that never acted is left out."""
 
 Workflow = Callable[[Problem, Environment, Mapping[str, Actor]], Awaitable[Episode]]
-"""Plays one episode. What it raises makes the episode a recorded failure, never a crash; a ConnectionError or another
-error that says that a server cannot be reached makes it wait, and be played again."""
+"""Plays one episode. An exception makes the episode a recorded failure, never a crash. After a ConnectionError or
+another error of an unreachable server, the episode waits and is played again."""
 
 
 __getattr__ = deprecated_names(__name__, {"number": check_number})

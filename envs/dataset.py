@@ -1,7 +1,7 @@
 """Problems from a data set: JSONL, Parquet, a folder of `datasets`, or the hub.
 
-A problem's split comes from a hash of its text alone, so it stays where it is when rows are added, moved or doubled.
-Per row 16 bytes of hash and the position in its file are kept; the text is read when it is asked for.
+A problem's split depends only on a hash of its text, so it stays the same when rows are added, moved or duplicated. Per
+row, 16 bytes of hash and the position in its file are stored; the text is read on request.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from headrace.schemas.records import ReadData
 log = structlog.get_logger()
 
 WARM_START = 0.1
-"""Share of the problems that worked examples come from, where the data set has solutions."""
+"""Share of the problems for worked examples, if the data set has solutions."""
 ROW_SCORERS = ("exact", "numeric", "regex")
-"""Scorers that a row may name without a table `scorers`."""
+"""Scorers that a row may name if there is no table `scorers`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pool:
-    """The different problems of one source."""
+    """The distinct problems of one source."""
 
     source: Source
     rows: Rows
@@ -63,36 +63,35 @@ class _Deck:
 
     pool: _Pool
     indices: Numbers
-    """Indices of `pool.firsts`."""
+    """Indices into `pool.firsts`."""
     tier: str = ""
-    """Tier of all its problems; empty for that of each row."""
+    """Tier of all its problems; empty: each row has its own tier."""
 
 
 class Dataset:
     """A finite set of problems; the order of `train` and `warm_start` comes from the seed.
 
-    Nothing is read before the first problem or size is asked for: a worker, which only scores, needs no file.
+    Nothing is read before the first call of `problem` or `size`, so a worker, which only scores, needs no file.
 
     Args:
         seed: Seed of the run.
         path: JSONL or Parquet file, folder of Parquet files or of `datasets`, or `hub:owner/name`.
-        split, config, revision: What to take of a data set that has several; see `Source`.
+        split, config, revision: Part of the data set to use; see `Source`.
         columns: Names of its columns; see `Columns`.
-        held_out: Share that is kept for evaluations; or a path of their own, or a table of `path` and `split`; or
-            several of these by name, each a tier with a result of its own. What stands in such a file too is not
-            trained on.
-        warm_start: Share that worked examples come from, if `columns` names a column of solutions.
+        held_out: Share kept for evaluations; or a separate path, or a table of `path` and `split`; or several of these
+        by name, each a tier with its own result. Problems in such a file are not trained on.
+        warm_start: Share for worked examples, if `columns` names a column of solutions.
         scorer: How answers are judged; see `SCORERS`.
-        scorers: Scorers by the name that the column of scorers holds.
-        system: What the system says before every problem.
-        template: What is asked, with `{problem}` and `{name}` of a column in `keep`.
-        instruction: What every problem ends with; by default what the scorer needs.
+        scorers: Scorers by their name in the column of scorers.
+        system: System message before every problem.
+        template: Prompt, with `{problem}` and `{name}` of a column in `keep`.
+        instruction: Text at the end of every prompt; by default the scorer's instruction.
         answer_pattern: Regular expression that finds the answer in its column: the first group of the last match.
-        keep: Columns that a scorer of your own finds in `problem.extra`.
-        template_arguments: What else the policy's chat template is told, such as `enable_thinking`.
+        keep: Columns that your own scorer finds in `problem.extra`.
+        template_arguments: Further arguments of the policy's chat template, such as `enable_thinking`.
 
-    Raises ValueError for settings that cannot be used; TaskFileError, where the data is read, for what is malformed or
-    too small to be split.
+    Raises ValueError for unusable settings; and TaskFileError, when the data is read, if it is malformed or too small
+    to be split.
     """
 
     name = "dataset"
@@ -150,13 +149,13 @@ class Dataset:
         self._lock = threading.Lock()
         self._decks: dict[Split, tuple[_Deck, ...]] = {}
         self._sets, self._indices = interleave_sets([0])
-        """Of every held-out problem its deck, and its index there."""
+        """Deck of every held-out problem, and its index there."""
         self._identities: tuple[ReadData, ...] = ()
         if named.solution:
-            self.example = self._example  # so that it gives examples just where it has solutions
+            self.example = self._example  # an attribute, so that only data sets with solutions give examples
 
     def size(self, split: Split) -> int:
-        """Return the number of different problems. Raises TaskFileError."""
+        """Return the number of distinct problems. Raises TaskFileError."""
         return sum(len(deck.indices) for deck in self._open()[split])
 
     def problem(self, split: Split, index: int) -> Problem:
@@ -167,17 +166,17 @@ class Dataset:
         return Problem(task_id, prompt, record.answer, tier or record.tier, record.extra, template_arguments=arguments)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Judge a completion by the scorer of the data set, or of the problem's own row."""
+        """Score a completion with the scorer of the data set or of the problem's row."""
         found = self._layout.find_scorer(problem.extra).score(problem, text)
         return found if isinstance(found, Score) else Score(found)
 
     def read_data(self) -> tuple[ReadData, ...]:
-        """Read the data now, once, and return what it is. Raises TaskFileError."""
+        """Read the data now, once; return its description. Raises TaskFileError."""
         self._open()
         return self._identities
 
     def _example(self, index: int) -> WorkedExample:
-        r"""Return a worked solution; one without a box gets the answer in one, where the scorer looks for it."""
+        r"""Return a worked solution; if it has no box and the scorer needs one, the answer is appended in a box."""
         _, _, record = self._read_record("warm_start", index)
         solution = record.solution
         if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(solution) is None:
@@ -194,7 +193,7 @@ class Dataset:
         return self._held_out if isinstance(self._held_out, float) else 0.0
 
     def _read_record(self, split: Split, index: int) -> tuple[str, str, Record]:
-        """Return a problem's identity, the tier of its deck, and what its row holds."""
+        """Return a problem's id, the tier of its deck, and its row's contents."""
         decks = self._open()[split]
         count = sum(len(deck.indices) for deck in decks)
         if not count or index < 0:
@@ -261,7 +260,7 @@ class Dataset:
         return _Deck(pool, np.arange(len(pool.firsts)), name)
 
     def _refuse_empty(self, pool: _Pool, kept: tuple[_Deck, ...], train: Numbers, warm: Numbers) -> None:
-        """Raise TaskFileError for a split that is wanted and has no problem."""
+        """Raise TaskFileError if a needed split has no problem."""
         counts = [len(deck.indices) for deck in kept]
         is_wanted = self._held_out != 0.0
         if not len(train) or (is_wanted and not all(counts)) or (self._warm_start and not len(warm)):
@@ -275,7 +274,7 @@ class Dataset:
             )
 
     def _read_pool(self, source: Source) -> _Pool:
-        """Read all rows once. Raises TaskFileError for one that is malformed, or a problem with two answers."""
+        """Read all rows once. Raises TaskFileError for a malformed row, or a problem with two different answers."""
         rows = source.open_rows(self._layout.used)
         digests, count = bytearray(), 0
         try:
@@ -289,7 +288,7 @@ class Dataset:
         for number, owner in zip(further.tolist(), owners.tolist(), strict=True):
             again, first = (self._read_row(rows, one) for one in (number, owner))
             what, both = "answers", (again.answer, first.answer)
-            if both == ("", "") and again.extra != first.extra:  # what answers it is in the columns that are kept
+            if both == ("", "") and again.extra != first.extra:  # the answer is in the kept columns
                 what = "columns"
                 both = str(dict(again.extra)), str(dict(first.extra))
             elif is_same_answer(*both):
@@ -302,7 +301,7 @@ class Dataset:
 
 
 def _find_shared(pool: _Pool, own: _Pool) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which problems of a pool are in the other one too, bool[D]."""
+    """Return bool[D]: which problems of a pool are also in the other pool."""
     pair = np.dtype([("first", np.uint64), ("last", np.uint64)])
     left, right = (np.ascontiguousarray(one.digests).view(pair).ravel() for one in (pool, own))
     return np.isin(left, right)

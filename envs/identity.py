@@ -1,4 +1,4 @@
-"""Which environment and which data a workflow's problems come from, as a run's record has it."""
+"""Describes a workflow's environment and data for the run's record."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.schemas.records import UsedEnvironment
 
 LIBRARY = "reasoning_gym"
-"""A package whose generators make the problems of a shipped environment."""
+"""Package whose generators make the problems of a shipped environment."""
 
 
 def identify_environment(workflow: str, environment: Environment) -> UsedEnvironment:
-    """Return name and version of an environment, and what its data is; read now if it was not. Raises TaskFileError."""
+    """Return name, version and data of an environment; read the data now if needed. Raises TaskFileError."""
     data = read_data_of(environment)
     return UsedEnvironment(workflow, str(environment.name), find_version(environment), data)
 
 
 def find_version(environment: Environment) -> str:
-    """Return the package that an environment comes from, with its version; empty for one that was not installed.
+    """Return an environment's package with its version; empty if it is not from an installed package.
 
-    A version of its own, as an attribute `version`, comes before that. Raises UsageError where that cannot be had.
+    The environment's attribute `version`, if it has one, takes precedence. Raises UsageError if reading it fails.
     """
     try:
         own = getattr(environment, "version", "")

@@ -12,14 +12,14 @@ from headrace.envs.math_judge import require_math_verify
 __all__ = ["COMPARISONS", "INSTRUCTION", "JsonLines", "TaskFileError"]
 
 COMPARISONS = {"exact": "exact", "math_verify": "math"}
-"""Names of scorers by what earlier recipes call them."""
+"""Names of scorers by their names in earlier recipes."""
 
 
 class JsonLines(Dataset):
-    """A `Dataset` whose file is read at once: the same problems in the same order as ever.
+    """A `Dataset` whose file is read at once, with problems and order as in earlier versions.
 
-    `compare` is how answers are compared: as exact numbers or normalised text, or by math-verify, an extra. Raises
-    ValueError where that is not installed, and TaskFileError for a file that is missing, malformed or too small.
+    `compare` says how answers are compared: as exact numbers or normalised text, or by math-verify, an extra. Raises
+    ValueError if math-verify is not installed, and TaskFileError for a missing, malformed or too small file.
     """
 
     name = "jsonl"

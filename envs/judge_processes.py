@@ -1,4 +1,4 @@
-"""Judges in processes of their own, for what may compute for ever and cannot be interrupted by another thread."""
+"""Runs judges in child processes, for code that may compute for ever and cannot be interrupted by a thread."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from weakref import finalize
 
 JUDGE_LIMIT_S = 5.0
 FIRST_LIMIT_S = 60.0
-"""Of the first answer of a process, which imports what it judges by."""
+"""Seconds for the first answer of a process, which includes its imports."""
 PROCESSES = 2
 
 
 class JudgeProcesses:
-    """Child processes that judge two texts at a time; they are started when they are needed, and end with this one.
+    """Child processes that compare two texts at a time; they start on demand, and end with this process.
 
-    Any number of threads may ask; they wait for one another when all processes are busy.
+    Any number of threads may call it; they wait if all processes are busy.
 
     Args:
         command: Starts a child, which answers by `answer_lines`.
         limit_s: Seconds for an answer. A child that takes longer is killed, and its answer is no.
-        processes: Most of them.
+        processes: Most child processes.
         first_limit_s: Seconds for the first answer of a child, its start included.
     """
 
@@ -43,7 +43,7 @@ class JudgeProcesses:
         finalize(self, _stop_all, self._idle)
 
     def is_same(self, given: str, gold: str) -> bool:
-        """Return what a child says of two texts; False when it does not come out in time."""
+        """Return a child's verdict on two texts; False if it does not answer in time."""
         child, answer = self._idle.get(), None
         try:
             limit_s = self._limit_s
@@ -52,7 +52,7 @@ class JudgeProcesses:
             answer = _ask(child, json.dumps([given, gold]).encode() + b"\n", limit_s)
             return answer == b"true\n"
         finally:
-            if answer is None and child is not None:  # late, dead or interrupted: no answer of it may come later
+            if answer is None and child is not None:  # late, dead or interrupted: it must not answer later
                 _stop(child)
                 child = None
             self._idle.put(child)
@@ -75,7 +75,7 @@ def _stop_all(idle: LifoQueue[subprocess.Popen[bytes] | None]) -> None:
 
 
 def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> bytes | None:
-    """Return a child's answer to a line; None when it has died or the time is over."""
+    """Return a child's answer to a line; None if it has died or the time is over."""
     assert child.stdin is not None  # noqa: S101 - both are pipes
     assert child.stdout is not None  # noqa: S101
     try:
@@ -87,7 +87,7 @@ def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> byt
 
 
 def answer_lines(judge: Callable[[str, str], bool]) -> None:
-    """Be a child: answer each line of two texts with what `judge` says of them, until the parent ends."""
+    """Run as a child: answer each line of two texts with the result of `judge`, until the parent ends."""
     for line in sys.stdin:
         sys.stdout.write(json.dumps(judge(*json.loads(line))) + "\n")
         sys.stdout.flush()

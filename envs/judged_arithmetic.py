@@ -1,4 +1,4 @@
-"""Sums whose worked examples show both roles of `solver_verifier`: how to answer, and how to judge an answer."""
+"""Arithmetic whose worked examples show both roles of `solver_verifier`: to answer, and to judge an answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headrace.envs.contract import WorkedExample
 
 
 class JudgedArithmetic(Arithmetic):
-    """Arithmetic, for a solver and a verifier that begin with the same warm start."""
+    """Arithmetic for a solver and a verifier that share a warm start."""
 
     name = "judged_arithmetic"
 
     def example(self, index: int) -> WorkedExample:
-        """Return, in turn, an answer, an approval of one, an answer after a rejection, and a rejection."""
+        """Return, in turn, an answer, an approval of an answer, an answer after a rejection, and a rejection."""
         problem = self.problem("warm_start", index // 2)
         solved, kind = f"\\boxed{{{problem.answer}}}", index % 4
         if kind in (0, 2):

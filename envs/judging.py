@@ -1,4 +1,4 @@
-"""Judging an answer from a workflow, without keeping the other episodes waiting."""
+"""Scores an answer from a workflow without blocking other episodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headrace.envs.contract import Environment, Problem, Score
 
 @runtime_checkable
 class ScoresInThreads(Protocol):
-    """An environment with threads of its own for `score`, and a time limit: the one that a worker hands out."""
+    """An environment that scores in threads with a time limit, as workers give it to workflows."""
 
     async def score_in_thread(self, problem: Problem, text: str) -> Score:
-        """See `Environment.score`; the event loop goes on meanwhile."""
+        """See `Environment.score`; does not block the event loop."""
 
 
 async def score_answer(env: Environment, problem: Problem, text: str) -> Score:
-    """Judge a completion in a thread: a compiler or a judge may take its time, and other episodes go on meanwhile.
+    """Score a completion in a thread, so that a slow compiler or judge does not block other episodes.
 
-    Raises what `score` raises, and TimeoutError after `rollout.score_limit_s`.
+    Raises the errors of `score`, and TimeoutError after `rollout.score_limit_s`.
     """
     if isinstance(env, ScoresInThreads):
         return await env.score_in_thread(problem, text)

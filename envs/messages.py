@@ -1,4 +1,4 @@
-"""Messages of a conversation: plain dicts as chat templates and OpenAI's API have them, text only."""
+"""Messages of a conversation: plain dicts as in chat templates and OpenAI's API, text only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 CHAT_ROLES = ("system", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
-"""`role` and `content`, and what a chat template reads beside them: `tool_calls`, `tool_call_id`, `name`."""
+"""`role` and `content`, and further keys that chat templates read: `tool_calls`, `tool_call_id`, `name`."""
 Prompt = str | Sequence[Message]
-"""What is asked: a text, which is one turn of a user, or messages."""
+"""A prompt: a text (one user turn) or messages."""
 
 
 def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
     """Return messages as dicts whose `content` is a string; text parts of a content are joined.
 
-    Raises TypeError for what is no message, and for an image, a sound or a file, naming its location.
+    Raises TypeError, which names the location, for an invalid message, and for an image, a sound or a file.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise TypeError(f"{what} must be a list of messages, got {show_value(messages)}")
@@ -29,12 +29,12 @@ def as_messages(prompt: Prompt) -> Sequence[Message]:
 
 
 def join_text(prompt: Prompt) -> str:
-    """Return the text of a prompt; of messages, what the system, users and tools say, a blank line between them."""
+    """Return a prompt as text: for messages, the contents of all roles, separated by blank lines."""
     return "\n\n".join(list_contents(prompt))
 
 
 def list_contents(prompt: Prompt) -> list[str]:
-    """Return a text as the only one; of messages, what each says, without those that say nothing."""
+    """Return the texts of a prompt: a single text, or the non-empty contents of messages."""
     return [prompt] if isinstance(prompt, str) else [text for message in prompt if (text := message["content"])]
 
 
@@ -61,7 +61,7 @@ def _read_part(what: str, part: object) -> str:
 
 
 def refuse_half_characters(what: str, text: str) -> None:
-    """Raise ValueError, naming what it is of, for a lone surrogate, half of a character, which no record can hold."""
+    """Raise ValueError, which names `what`, for a lone surrogate (half of a character), which no record can hold."""
     if text.isascii():
         return
     try:
@@ -74,5 +74,5 @@ def refuse_half_characters(what: str, text: str) -> None:
 
 
 def show_value(value: object) -> str:
-    """Return a value's type and its beginning, for a message."""
+    """Return a value's type and beginning, for an error message."""
     return f"{type(value).__name__} {value!r:.60}"

@@ -1,4 +1,4 @@
-"""Several environments as one, mixed by weights."""
+"""Mixes several environments by weights into one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headrace.envs.registry import load_environment
 from headrace.schemas.records import ReadData
 
 MOST_DRAWS = 100_000
-"""Longest cycle of draws; more would mean weights that no run can distinguish."""
+"""Longest cycle of draws; finer weights would make no difference in a run."""
 OWN_TIER = "source_tier"
-"""Key, in a problem's `extra`, of the tier that it has in its source."""
+"""Key in a problem's `extra` for its tier in its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,13 @@ class Mixture:
 
     Draw t takes the source with the largest deficit w_s * t - issued_s (w normalised, t counts this draw; ties: the
     first listed). With whole weights w_s, of the sum W, that repeats after W draws, in which source s came w_s times.
-    So the problem at an index is a pure function of the index, and at any moment each source is within about one draw
-    of its share. A source that comes to its end begins again.
+    So the problem at an index is a pure function of the index, and each source is always within about one draw of its
+    share. A source begins again after its end.
 
     Args:
         seed: Seed of the run; every source is built with it.
-        sources: Tables of `use`, the environment's name; its settings; `weight`, above 0, 1 by default; and `name`,
-            which is the tier of its problems, by default what it uses. List them easiest first: a curriculum takes them
-            as tiers.
+        sources: Tables with `use` (the environment's name), its settings, `weight` (above 0; default 1) and `name` (the
+            tier of its problems; default `use`). List them easiest first, because a curriculum uses them as tiers.
         tiers: Names of the sources to draw from; all by default.
 
     Raises ValueError for sources that cannot be built or distinguished, and for weights in no simple proportion.
@@ -61,10 +60,10 @@ class Mixture:
         self._sources = [_Source(name, _build(name, seed, chosen[name]), weights[name]) for name in chosen]
         self._cycle = _draw_by_largest_deficit([source.weight for source in self._sources])
         if all(isinstance(source.environment, GivesExamples) for source in self._sources):
-            self.example = self._example  # so that a mixture gives examples just when all its sources do
+            self.example = self._example  # an attribute, so that a mixture gives examples only if all its sources do
 
     def size(self, split: Split) -> int | None:
-        """Return how many draws it takes until every problem of every source has come.
+        """Return the number of draws until every problem of every source has come.
 
         By then some sources have begun again. None if a source has no end, 0 if one is empty.
         """
@@ -90,8 +89,9 @@ class Mixture:
         return replace(found, task_id=f"{source.name}/{found.task_id}", tier=tier, extra=extra)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Let the source judge its own problem."""
-        source = next(one for one in self._sources if problem.task_id.startswith(f"{one.name}/"))
+        """Let the source score its own problem."""
+        named = [one for one in self._sources if problem.task_id.startswith(f"{one.name}/")]
+        source = max(named, key=lambda one: len(one.name))
         extra = {key: value for key, value in problem.extra.items() if key != OWN_TIER}
         task_id = problem.task_id.removeprefix(f"{source.name}/")
         own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)
@@ -106,7 +106,7 @@ class Mixture:
         return self._names
 
     def asked(self) -> tuple[str, ...]:
-        """Return the names of the sources that it draws from."""
+        """Return the names of the sources in use."""
         return tuple(source.name for source in self._sources)
 
     def _example(self, index: int) -> WorkedExample:
@@ -140,7 +140,7 @@ def _draw_by_largest_deficit(weights: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _scale_to_integers(weights: Mapping[str, Any]) -> dict[str, int]:
-    """Return whole numbers in the same proportion, as small as can be."""
+    """Return the smallest whole numbers in the same proportion."""
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise ValueError(f"weight of source {name} must be a number above 0; got {weight!r}")

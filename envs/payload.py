@@ -1,4 +1,4 @@
-"""A problem as the text that a task carries: what the feeder drew is exactly what the worker plays and judges."""
+"""Encodes a problem as the text in a task, so that the worker plays exactly the problem that the feeder drew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.infra.own_frames import read_error_text
 
 FIELDS = tuple(f.name for f in fields(Problem))
 LATER = ("tools", "template_arguments")
-"""Fields that are written only where they hold something: a worker of an older build refuses them, and plays others."""
+"""Fields that are written only if not empty: an older worker refuses tasks with them, but plays other tasks."""
 JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "prompt": (str, list),
     "extra": dict,
@@ -26,7 +26,7 @@ class PayloadError(ValueError):
 
 
 def problem_to_json(problem: Problem) -> str:
-    """Return the problem as JSON; equal problems give equal texts. Raises PayloadError when `extra` is not plain."""
+    """Return the problem as JSON; equal problems give equal texts. Raises PayloadError if `extra` is not plain JSON."""
     plain = {name: value for name in FIELDS if (value := getattr(problem, name)) or name not in LATER}
     try:
         return json.dumps(plain, sort_keys=True, allow_nan=False, default=_make_plain)
@@ -38,7 +38,7 @@ def problem_to_json(problem: Problem) -> str:
 
 
 def problem_from_json(text: str) -> Problem:
-    """Return the problem of a task's payload. Raises PayloadError, which names what does not fit."""
+    """Return the problem in a task's payload. Raises PayloadError, which names the wrong part."""
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError) as error:

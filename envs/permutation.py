@@ -1,4 +1,4 @@
-"""A shuffled order of 0..size-1 with random access: nothing is listed, nothing stored."""
+"""A shuffled order of 0..size-1 with random access and without stored lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROUNDS = 4
 
 
 class Permutation:
-    """A keyed bijection of range(size), the same on every machine and for every release of every library.
+    """A keyed bijection of range(size), the same on every machine and with every library version.
 
     Source: a balanced Feistel network of 4 rounds (Luby and Rackoff, 1988) with cycle walking (Black and Rogaway,
     2002) down to the size.

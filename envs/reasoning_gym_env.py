@@ -1,4 +1,4 @@
-"""Problems and scorers of the library reasoning-gym: over a hundred generators that others wrote.
+"""Problems and scorers of the library reasoning-gym, which has over a hundred generators.
 
 Recipes name one as `use = "reasoning_gym:<dataset>"`. The library is an optional extra, imported when the first
 environment is built.
@@ -16,19 +16,19 @@ from headrace.envs.answers import find_last_boxed
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 
 ITEMS = 1 << 14
-"""Size asked of a dataset; a few list something per item when they are built, so it cannot be endless."""
+"""Requested size of a dataset; it must be finite, because some datasets build a list over all items."""
 ATTEMPTS = 2000
-"""Items drawn for one problem before a dataset counts as too small for its splits."""
+"""Most items drawn for one problem; after that the dataset counts as too small for its splits."""
 FULL_MARKS = 0.999
-"""The library's scores at or above this are right answers; lower ones may be partial credit for wrong ones."""
+"""Scores of the library at or above this count as right; lower scores may be partial credit for wrong answers."""
 
 
 class ReasoningGym:
     """One dataset of the library with its own settings.
 
-    The split of a problem comes from a hash of its question, an eighth each to `held_out` and `warm_start`: no question
-    is in two splits, though one may be drawn twice in the same. `held_out` is the same for every seed. Raises
-    ValueError when the library is not installed, or has no such dataset or setting.
+    A hash of the question decides the split, with an eighth each for `held_out` and `warm_start`. So no question is in
+    two splits, though it may be drawn twice in the same split. `held_out` is the same for every seed. Raises ValueError
+    if the library is not installed, or has no such dataset or setting.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class ReasoningGym:
         self._entry = functools.lru_cache(maxsize=256)(self._draw_item)
 
     def size(self, split: Split) -> None:
-        """Return None: the generators have no end."""
+        """Return None: the generators are endless."""
 
     def problem(self, split: Split, index: int) -> Problem:
-        """Return the problem at an index. Raises ValueError when the dataset has no question for the split."""
+        """Return the problem at an index. Raises ValueError if the dataset has no question for the split."""
         order = 0 if split == "held_out" else self._seed
         for attempt in range(ATTEMPTS):
             item = _hash(f"{order} {split} {index} {attempt}") % ITEMS
@@ -63,29 +63,29 @@ class ReasoningGym:
         )
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Judge the last box, or the whole text where there is none, by the library's scorer.
+        """Score the last box, or the whole text if it has no box, by the library's scorer.
 
-        Reward is 1 for full marks, else 0, or the library's score with `partial_credit`. A scorer that raises on an
-        odd answer gives 0.
+        The reward is 1 for the full score, else 0; with `partial_credit` it is the library's score. If the scorer
+        raises an error for an answer, the reward is 0.
         """
         boxed = find_last_boxed(text)
         answer = text.strip() if boxed is None else boxed.strip()
         try:
             marks = float(self._dataset.score_answer(answer, self._entry(int(problem.extra["item"]))))
-        except Exception:  # noqa: BLE001 - a hundred scorers by others parse what a model wrote; any failure is "wrong"
+        except Exception:  # noqa: BLE001 - a hundred foreign scorers parse a model's text; any error means a wrong answer
             marks = 0.0
         reward = marks if self._partial_credit else float(marks >= FULL_MARKS)
         return Score(reward, {"marks": marks, "boxed": float(boxed is not None)})
 
     def example(self, index: int) -> WorkedExample:
-        """Return a problem of the split `warm_start` and the library's own answer, boxed.
+        """Return a problem of the split `warm_start` with the library's answer in a box.
 
-        Raises ValueError for a dataset whose problems have no answer of their own, only a scorer.
+        Raises ValueError for a dataset whose problems have no answer, only a scorer.
         """
         problem = self.problem("warm_start", index)
         if not problem.answer:
             raise ValueError(
-                f"{self.name} has no answer to {problem.task_id}: a warm start needs a dataset with answers"
+                f"{self.name} has no answer for {problem.task_id}: a warm start needs a dataset with answers"
             )
         return WorkedExample(problem.text, f"\\boxed{{{problem.answer}}}")
 

@@ -1,4 +1,4 @@
-"""Environments and workflows by the names that recipes use, imported when they are asked for."""
+"""Environments and workflows by their recipe names, imported on demand."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ WORKFLOWS = {
 
 METHODS = ("size", "problem", "score")
 ALPHABET_PROMPTS = 64
-"""Prompts that are held against an alphabet before a run."""
+"""Number of prompts that are checked against an alphabet before a run."""
 
 
 class UnknownEnvironment(ValueError):
-    """A name that is neither shipped nor importable; the message lists what there is, the nearest first."""
+    """A name is neither shipped nor importable; the message lists the known names, the nearest first."""
 
 
 class EnvironmentSettingsError(ValueError):
-    """Settings that an environment does not take; the message names it and those that it takes."""
+    """An environment refuses its settings; the message names the environment and the settings that it takes."""
 
 
 def load_environment(name: str, seed: int, settings: Mapping[str, Any]) -> Environment:
@@ -78,7 +78,7 @@ def load_workflow(name: str) -> Workflow:
 
 
 def check_first_problem(environment: Environment) -> None:
-    """Raise ValueError, in a sentence, when an environment gives no size or no problem that a run can use."""
+    """Raise ValueError if an environment does not give a valid size and first problem."""
     try:
         size = environment.size("train")
         given = None if size == 0 else environment.problem("train", 0)
@@ -112,7 +112,7 @@ def check_roles(workflow: str, roles: Collection[str]) -> None:
 
 
 def check_characters(environment: Environment, policy: str, alphabet: str) -> None:
-    """Raise ValueError when a policy's alphabet, if it has one, lacks what an environment's first prompts hold."""
+    """Raise ValueError if a policy's alphabet lacks characters of an environment's first prompts."""
     if not alphabet:
         return
     size = environment.size("train")
@@ -127,7 +127,7 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
 
 
 def _check_contract(name: str, environment: Any) -> None:
-    """Raise EnvironmentSettingsError for what is no environment: without it each episode would fail."""
+    """Raise EnvironmentSettingsError for an object that is not an environment; each episode would fail."""
     for method in METHODS:
         if not callable(found := getattr(environment, method, None)):
             raise EnvironmentSettingsError(
@@ -164,7 +164,7 @@ def _find_plug_in(what: str, name: str, shipped: Mapping[str, str]) -> Callable[
 
 
 def _list_parameters(build: Any, like: Sequence[str]) -> str:
-    """Return what an environment takes, nearest first to what was given in its place."""
+    """Return the settings that an environment takes, those nearest to the given ones first."""
     names = [name for name in inspect.signature(build).parameters if name not in ("self", "seed")]
     for wrong in like[:1]:
         names = difflib.get_close_matches(wrong, names, n=len(names) or 1, cutoff=0.0)

@@ -1,6 +1,6 @@
-"""Questions for the scripted engine: each holds its level of difficulty and its right answer, as `1/17=4?`.
+"""Questions for the scripted engine: each contains its difficulty level and its right answer, as `1/17=4?`.
 
-Nothing is to be learnt here. The engine reads the level, decides whether the answer is right, and how long it is.
+There is nothing to learn. From the level the engine decides whether its answer is right, and how long it is.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from headrace.envs.contract import Problem, Score, Split
 
 FILLER = "="
-"""Comes before the answer as often as a level's length asks for."""
+"""Filler, repeated before the answer up to the level's length."""
 _QUESTION = re.compile(r"(\d+)/(\d+)=(\d)\?")
 
 
 class Question(NamedTuple):
-    """What a prompt holds."""
+    """The parts of a prompt."""
 
     level: int
     number: int
@@ -25,20 +25,21 @@ class Question(NamedTuple):
     """One digit."""
 
     def __str__(self) -> str:
-        """Return it as a prompt has it."""
+        """Return the question as in a prompt."""
         return f"{self.level}/{self.number}={self.answer}?"
 
 
 def read_question(text: str) -> Question | None:
-    """Return the last question in a text, spaces skipped; None when there is none."""
+    """Return the last question in a text, ignoring spaces; None if there is none."""
     found = _QUESTION.findall(text.replace(" ", ""))
     return Question(*map(int, found[-1])) if found else None
 
 
 class Scripted:
-    """So many problems of each level, the levels in turn; one that is named twice is asked twice as often.
+    """`tasks` problems of each level, alternating between levels; a level listed twice comes twice as often.
 
-    Held-out problems are other ones, and as many; there are no worked examples. Raises ValueError for a level below 0.
+    There are as many held-out problems, all different from these, and no worked examples. Raises ValueError for a level
+    below 0.
     """
 
     name = "scripted"
@@ -57,7 +58,7 @@ class Scripted:
         return 0 if split == "warm_start" else len(self._levels) * self._tasks
 
     def problem(self, split: Split, index: int) -> Problem:
-        """Return the problem at an index; the order begins again at the end. Raises ValueError where there is none."""
+        """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
         size = self.size(split)
         if not size or index < 0:
             raise ValueError(f"there is no problem {index} among the {size} of split {split!r}")
@@ -66,7 +67,7 @@ class Scripted:
         return Problem(str(asked), str(asked), str(asked.answer), f"level{asked.level}")
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Return reward 1 when nothing but fillers comes before the right answer, and nothing behind it."""
+        """Return reward 1 if the text is only fillers and then the right answer."""
         return Score(float(text.replace(" ", "").lstrip(FILLER) == problem.answer))
 
 

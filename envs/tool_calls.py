@@ -1,6 +1,6 @@
-"""Tool calls in what a policy generated, in the form of Hermes and Qwen: `<tool_call>{"name": …}</tool_call>`.
+"""Parses tool calls in generated text, in the form of Hermes and Qwen: `<tool_call>{"name": …}</tool_call>`.
 
-A call that cannot be read is a value, so that a workflow can answer it as it answers others.
+An unreadable call is returned as a value too, so that a workflow can answer it like other calls.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class InvalidToolCall:
-    """What begins as a call of a tool and is none."""
+    """A malformed tool call."""
 
     error: str
-    """What is wrong, in words that the policy can be told."""
+    """The error, in words for the policy."""
     text: str
-    """What stands between the tags."""
+    """The text between the tags."""
 
 
 def parse_tool_calls(
     text: str, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool = False
 ) -> list[ToolCall | InvalidToolCall]:
-    """Return the calls of a generated text in order; what it thinks (`<think>`) calls nothing. Never raises.
+    """Return the calls of a generated text in order; calls inside `<think>` are ignored. Never raises.
 
     Args:
-        text: What the policy generated.
-        tools: JSON schemas; a call of another name is invalid. Without any, each name is taken.
-        is_thinking: Whether the prompt ends with `<think>`. Then all is thought where no `</think>` follows, as of an
-            answer that was cut off.
+        text: The generated text.
+        tools: JSON schemas; a call with another name is invalid. Without schemas, every name is valid.
+        is_thinking: Whether the prompt ends with `<think>`. Then the whole text is thought if no `</think>` follows, as
+        in a truncated answer.
     """
     names = [tool_name(tool) for tool in tools]
     text = f"<think>{text}" if is_thinking else text
-    begun = text.split("</think>", 1)  # where the prompt ends with <think>, the text begins inside of it
+    begun = text.split("</think>", 1)  # if the prompt ends with <think>, the text begins inside the thoughts
     said = begun[-1] if "<think>" not in begun[0] else text
     return [_read_call(found[1], found[2], names) for found in _BLOCK.finditer(_THOUGHT.sub("", said))]
 

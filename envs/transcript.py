@@ -1,4 +1,4 @@
-"""One sequence as an episode makes it, token by token: what the policy read and generated, never tokenized twice."""
+"""Builds one sequence of an episode from the tokens that the policy read and generated, without retokenizing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Ids = Sequence[int] | npt.NDArray[np.int32]
 
 
 class TranscriptError(ValueError):
-    """Tokens that cannot come here; the message gives the reason."""
+    """Tokens cannot be appended; the message gives the reason."""
 
 
 class Transcript:
-    """Grows one sequence of one role.
+    """Builds one sequence of one role.
 
-    A turn ends with each generation: what is seen before the first and the first itself are turn 0, or `turn` where the
-    role has acted in other sequences before.
+    A turn ends with each generation. The first prompt and generation are turn 0, or `turn` if the role has acted in
+    other sequences before.
     """
 
     def __init__(self, role: str, agent_id: str = "", parent: int = -1, turn: int = 0) -> None:
@@ -38,25 +38,26 @@ class Transcript:
 
     @property
     def ids(self) -> list[int]:
-        """All token ids so far: what the next `generate` continues."""
+        """All token ids so far, which the next `generate` continues."""
         return list(self._ids)
 
     def prompt(self, ids: Ids) -> None:
-        """Append what the policy is asked."""
+        """Append tokens of a prompt."""
         self._append_given("prompt", ids)
 
     def observe(self, ids: Ids) -> None:
-        """Append what the world answered: a tool's output, another agent's words."""
+        """Append tokens of an observation: a tool's output, another agent's message."""
         self._append_given("observation", ids)
 
     def inject(self, ids: Ids) -> None:
-        """Append what the workflow puts into the policy's mouth."""
+        """Append tokens that the workflow writes in the policy's name."""
         self._append_given("injected", ids)
 
     def add_generation(self, generation: Generation, reward: float | None = None) -> None:
-        """Append what the policy generated, with the reward for this turn alone, any number, where there is one.
+        """Append a generation, with the reward for this turn alone (any number) if there is one.
 
-        Raises TranscriptError when nothing precedes it (no token predicts it), or when its parts differ in length.
+        Raises TranscriptError if the sequence is empty (no token predicts the first one), or if its parts differ in
+        length.
         """
         if not self._ids:
             raise TranscriptError(
@@ -77,10 +78,10 @@ class Transcript:
         self._runs.extend(generation.version_runs)
         self.turn += 1
 
-    generated = add_generation  # deprecated: the name that workflows of users may still call
+    generated = add_generation  # deprecated name, which users' workflows may still call
 
     def sequence(self, reward: float | None = None, baseline: float | None = None) -> records.Sequence:
-        """Return the record of all tokens so far; rewards that are None are left to the trajectory and the group."""
+        """Return the record of all tokens so far. A None reward or baseline comes from the trajectory or the group."""
         return records.Sequence(
             ids=np.array(self._ids, np.int32),
             logprobs=np.concatenate([*self._logprobs, records.no_floats()]),
@@ -95,7 +96,7 @@ class Transcript:
         )
 
     def _route(self, routing: npt.NDArray[np.uint8 | np.uint16], length: int) -> None:
-        """Keep the experts of tokens that no earlier generation recorded: those that predicted the token after it."""
+        """Keep the experts of tokens that no earlier generation recorded, so each token has its first experts."""
         if len(routing) != len(self._ids) + length - 1:
             raise TranscriptError(
                 "a generation with routing must have the experts of all tokens of the sequence but the last, "
@@ -123,7 +124,7 @@ class Transcript:
 
 
 def merge_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
-    """Return runs as int32[2R] of (version, length), neighbours of one version joined, empty ones left out."""
+    """Return runs as int32[2R] of (version, length), with adjacent equal versions joined and empty runs removed."""
     pairs = np.array(runs, np.int32).reshape(-1, 2)
     pairs = pairs[pairs[:, 1] > 0]
     if not len(pairs):

@@ -1,4 +1,4 @@
-"""Files that are there whole or absent, whoever is killed and however many write them at once."""
+"""Writes files atomically: complete or absent, also with kills and concurrent writers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: bool = False) -> None:
-    """Write a file that is whole or absent, whatever happens and whoever else writes it. Raises OSError.
+    """Write a file atomically, also with concurrent writers. Raises OSError.
 
-    When it returns, a durable one outlives a power cut too.
+    With `durable`, the file survives a power cut once the function has returned.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -29,7 +29,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: boo
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep the names in a folder. Raises OSError."""
+    """Sync the names in a folder to the disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

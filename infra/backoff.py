@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Backoff:
-    """Pauses that double, up to a longest one. Pure memory: the caller waits.
+    """Pauses that double up to a longest one. The caller waits.
 
-    The library `tenacity` does not fit: it calls what is to be tried again, and here a turn of a loop is tried again,
-    by a caller that waits on its own event and stops when that is set.
+    The library `tenacity` does not fit, because it calls the function to retry; here a loop repeats its turn, and waits
+    on its own event.
 
     Args:
         first_s: The first pause, in seconds.

@@ -1,11 +1,11 @@
-"""Every error that Headrace raises on purpose.
+"""Base classes of all errors that Headrace raises on purpose.
 
-HeadraceError            something is wrong, and the message names what, where and what to do
-├── UsageError           the user asked for something that cannot be: a recipe, an option, a name (exit code 2)
-├── Unavailable          a broker or a store is not there; waiting and trying again is right
-└── (others live beside the code that raises them)
+HeadraceError            an error; the message says what is wrong, where, and what to do
+├── UsageError           the user's input is wrong: a recipe, an option, a name (exit code 2)
+├── Unavailable          a broker or a store does not answer; the caller should wait and try again
+└── (others are defined beside the code that raises them)
 
-MaskedValueError is none of these: what checks one value of a recipe raises it, and it becomes part of a UsageError.
+MaskedValueError is not one of these: checks of a recipe's values raise it, and it becomes part of a UsageError.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from __future__ import annotations
 from typing import ClassVar
 
 FENCED = 76
-"""Exit code of a component that another process has replaced: no fault of its own, and no death."""
+"""Exit code of a component that another process has replaced; it does not count as a death."""
 
 
 class HeadraceError(Exception):
-    """Base of all errors raised on purpose; the message carries its remedy."""
+    """Base of all errors raised on purpose; the message includes the remedy."""
 
     exit_code: ClassVar[int] = 1
     """Exit code of the command line."""
 
 
 class UsageError(HeadraceError):
-    """The user's input cannot be right."""
+    """The user's input is wrong."""
 
     exit_code = 2
 
@@ -34,4 +34,4 @@ class Unavailable(HeadraceError):
 
 
 class MaskedValueError(ValueError):
-    """A wrong value that may hold a secret: the message shows as much of it as may be shown, so nobody adds it."""
+    """A wrong value that may hold a secret. The message shows what may be shown, so callers must not add the value."""

@@ -1,9 +1,9 @@
-"""Named moments of a component's work at which a test may stop or kill it: faults that no outside clock can time.
+"""Named points in a component's work at which a test can stop or kill it, which no outside clock can time.
 
-Without the environment variable a point costs one comparison. With it, the variable names a folder, and a file in it,
-named as the point, arms it: `kill` ends the process as SIGKILL does, `stop` suspends it as SIGSTOP does, and `kill 3`
-does so the third time that one process comes by. An armed point is used up by the first process that acts on it: its
-file is renamed to `<point>.hit` and holds the pid, which proves that the process was there.
+Without the environment variable a point costs one comparison. The variable names a folder. A file in it with the name
+of a point arms the point: the content `kill` ends the process by SIGKILL, `stop` suspends it by SIGSTOP, and `kill 3`
+kills it the third time that one process passes. The first process that acts on an armed point uses it up: its file is
+renamed to `<point>.hit` and then holds the pid.
 
 Points are `<component>.<moment>`, the component as in the transactional id. In every turn of the run loop that has
 something to write: `handled` (records are in memory, nothing is produced), then of its transaction `begun`, `produced`
@@ -42,7 +42,7 @@ _passed: Counter[str] = Counter()
 
 
 def reach(point: str) -> None:
-    """Pass a point; what is armed there happens now."""
+    """Pass a point, and run the action armed there."""
     if _folder:
         _act(Path(_folder), point)
 
@@ -58,7 +58,7 @@ def _act(folder: Path, point: str) -> None:
         return
     try:
         armed.rename(folder / f"{point}.hit")
-    except FileNotFoundError:  # another process was quicker
+    except FileNotFoundError:  # another process was faster
         return
     (folder / f"{point}.hit").write_text(str(os.getpid()))
     os.kill(os.getpid(), ACTIONS[action])

@@ -1,7 +1,7 @@
-"""Locks on files and folders (flock), which a process loses when it ends, however it ends.
+"""Locks on files and folders (flock); a process loses its locks when it ends, however it ends.
 
-The library `filelock` does not fit: it has no shared locks and none on a folder, its import takes a tenth of a second
-of every command, and where a file system has no flock it goes over to locks that outlive a killed process.
+The library `filelock` does not fit: it has no shared locks and no locks on folders, its import costs every command a
+tenth of a second, and without flock it falls back to locks that survive a killed process.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 
 WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 NO_LOCKS = (
-    "this file system has no locks (flock), which keep two commands from using one folder at once: take a folder on a "
-    "local disk, or mount it with locks (NFS: without `nolock`; Lustre: with `-o flock`)"
+    "this file system does not support flock, which keeps two commands from using one folder at once: use a folder on "
+    "a local disk, or mount the file system with locks (NFS: without `nolock`; Lustre: with `-o flock`)"
 )
 
 
 def take_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock what is open, until it is closed; False while another process holds it. Raises OSError.
+    """Lock an open file or folder until it is closed; return False if another process holds the lock. Raises OSError.
 
     Args:
-        descriptor: Of a file or folder.
-        shared: Others may hold it too, if shared as well.
-        wait: Wait until it is free.
+        descriptor: Descriptor of a file or folder.
+        shared: Take a shared lock, which other processes may hold too.
+        wait: Wait until the lock is free.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -38,9 +38,9 @@ def take_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> b
 
 
 def open_locked(path: Path, mode: int = 0o644) -> int | None:
-    """Return a descriptor of a file, made when it is missing, that holds its lock; None while another process does.
+    """Open a file, or create it, and lock it; return its descriptor, or None if another process holds the lock.
 
-    What the file holds is left as it is. Raises OSError.
+    The file's content is not changed. Raises OSError.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:

@@ -1,7 +1,7 @@
-"""Logging, configured once per process: few canonical lines, an event name and keys.
+"""Logging, configured once per process: few lines, each with an event name and keys.
 
-On a terminal they are for people, elsewhere JSON lines. Standard error only, so standard output stays the product's.
-A command that answers and ends prints what is wrong in sentences, wherever they go.
+On a terminal the lines are for people, elsewhere they are JSON. They go to standard error, so standard output stays
+free for results. A command that answers and ends prints warnings as sentences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 _bound: dict[str, str] = {}
-"""What is on every line, whichever thread writes it; context variables would not reach other threads."""
+"""Keys on every line from any thread; context variables would not reach other threads."""
 
 
 def _add_bound(_logger: object, _method: str, event: EventDict) -> EventDict:
@@ -29,24 +29,24 @@ def _add_bound(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def bind_to_log(**known: str) -> None:
-    """Put what is known by now on every further line of this process."""
+    """Add keys to every further log line of this process."""
     _bound.update(known)
 
 
 class BestEffortStream:
-    """A stream whose failures are nobody's: on a full disk, or closed, a process goes on without its log."""
+    """A stream that ignores failures: with a full disk or a closed stream, a process goes on without its log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or lose the text."""
+        """Write the text, or drop it on failure."""
         with suppress(OSError, ValueError):  # ValueError: closed
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or lose what was buffered."""
+        """Flush, or drop the buffer on failure."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 
@@ -77,9 +77,9 @@ def configure_logging(component: str, **bound: str) -> None:
 
 
 def warn_in_sentences() -> None:
-    """Set up structlog for a command that answers: a sentence for every warning, nothing below.
+    """Set up structlog for a command that answers: warnings as sentences, nothing below.
 
-    HEADRACE_LOG asks for lines as a component writes them.
+    HEADRACE_LOG switches to the log lines of components.
     """
     if read_environment(LOG_LEVEL_VARIABLE):
         configure_logging("headrace")

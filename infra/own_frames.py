@@ -1,4 +1,4 @@
-"""Which lines of the user's own code an error came from."""
+"""Finds the lines of user code in tracebacks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Frame: TypeAlias = tuple[str, int, str]
 """File, line, function."""
 TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?', re.MULTILINE)
-"""A line of a traceback; that of a syntax error has no function."""
+"""Matches a line of a traceback; the line of a syntax error has no function."""
 
 
 def locate_error(error: BaseException) -> str:
-    """Return file, line and function of the newest frame of the user's own, as `flow.py:12 in play`.
+    """Return file, line and function of the newest frame in user code, as `flow.py:12 in play`.
 
-    Where there is none it is the newest of all; empty for an error that was never raised. An error that was raised
-    from another one is where it was raised itself.
+    Without user code it is the newest frame of all; empty for an error that was never raised. For a chained error the
+    location of the last error counts.
     """
     return choose_location(_list_frames(error))
 
 
 def locate_wait(task: asyncio.Task[Any]) -> str:
-    """Return where a task waits, as `locate_error` does; empty for one that has ended."""
+    """Return where an asyncio task waits, in the form of `locate_error`; empty for an ended task."""
     frames: list[Frame] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
@@ -43,13 +43,13 @@ def locate_wait(task: asyncio.Task[Any]) -> str:
 
 
 def locate_function(function: object) -> str:
-    """Return where a function is written, as ` (flow.py:12)`; empty for one that is not written in Python."""
+    """Return where a function is defined, as ` (flow.py:12)`; empty for a function not written in Python."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return f" ({_shorten_path(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
 
 
 def read_error_text(error: BaseException) -> str:
-    """Return what an error says. Classes of many libraries fail to say it of what they did not expect."""
+    """Return an error's text, even if its class fails to make one, as classes of some libraries do."""
     try:
         return str(error)
     except Exception as failed:  # noqa: BLE001 - it is code of the class of the error, and may raise whatever it wants
@@ -57,14 +57,14 @@ def read_error_text(error: BaseException) -> str:
 
 
 def describe_with_location(error: BaseException) -> str:
-    """Return what an error says; of one raised in the user's own code type and location too."""
+    """Return an error's text; for an error in user code also its type and location."""
     frames = _keep_own(_list_frames(error))
     text = read_error_text(error)
     return f"{type(error).__name__}: {text} at {choose_location(frames)}" if frames else text
 
 
 def find_own_location(lines: Sequence[str]) -> str:
-    """Return the location from which the last traceback of a log came; empty where it is of no own code."""
+    """Return the user-code location of the last traceback in a log; empty if it has none."""
     begins = [at for at, line in enumerate(lines) if line.startswith(TRACEBACK)]
     found = [_FRAME.match(line) for line in lines[begins[-1] :]] if begins else []
     return choose_location(
@@ -73,7 +73,7 @@ def find_own_location(lines: Sequence[str]) -> str:
 
 
 def choose_location(frames: Sequence[Frame]) -> str:
-    """Return the newest frame of the user's own, else the newest; they come the newest last."""
+    """Return the newest frame in user code, else the newest frame; frames are ordered newest last."""
     if not frames:
         return ""
     file, line, name = (_keep_own(frames) or frames)[-1]
@@ -90,7 +90,7 @@ def _keep_own(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def cut_traceback(error: BaseException) -> str:
-    """Return the traceback of an error, or of its cause, from the user's first line on; empty where there is none."""
+    """Return the traceback of an error or its cause from the first line of user code on; empty if it has none."""
     seen: BaseException | None = error
     while seen is not None:
         if cut_traceback_text("".join(traceback.format_exception(seen, chain=False))):
@@ -100,7 +100,7 @@ def cut_traceback(error: BaseException) -> str:
 
 
 def cut_traceback_text(shown: str) -> str:
-    """Return a traceback, a text, from the user's first line on: ours above it explain nothing. Empty for none."""
+    """Return a traceback's text from the first line of user code on; empty if there is no user code."""
     for frame in _FRAME.finditer(shown):
         if is_own_file(frame["file"]):
             return f"{TRACEBACK}:\n{shown[frame.start() :]}".rstrip()
@@ -108,7 +108,7 @@ def cut_traceback_text(shown: str) -> str:
 
 
 def is_own_file(file: str) -> bool:
-    """Return whether a file is the user's: not ours, not Python's, and not of an installed package."""
+    """Return whether a file is user code: not Headrace's, not Python's, and not of an installed package."""
     return not file.startswith("<") and not any(file.startswith(folder) for folder in _find_other_folders())
 
 
@@ -125,6 +125,6 @@ def _find_other_folders() -> tuple[str, ...]:
 
 
 def _shorten_path(file: str) -> str:
-    """Return a file as seen from the folder from which it was imported."""
+    """Return a file's path relative to the folder from which it was imported."""
     roots = [root.rstrip("/") + "/" for root in sys.path if root and file.startswith(root.rstrip("/") + "/")]
     return file.removeprefix(max(roots, key=len, default=""))

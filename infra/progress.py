@@ -1,4 +1,4 @@
-"""How far long work is, shown on standard error: standard output is the answer."""
+"""Shows the progress of long work on standard error, because standard output has the answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 SHOW_EVERY_S = 10.0
 
 ReportProgress = Callable[[int, int], None]
-"""Takes what is done, and of how much."""
+"""Takes the done and the total amount."""
 
 
 @contextmanager
 def open_progress(what: str, console: Console | None = None) -> Iterator[ReportProgress]:
-    """Open a way to show how far the work is: a bar on a terminal, which goes away; elsewhere a line now and then."""
+    """Open a progress display: a temporary bar on a terminal; elsewhere a line from time to time."""
     out = console or Console(stderr=True)
     if out.is_terminal:
         columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

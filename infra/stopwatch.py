@@ -1,4 +1,4 @@
-"""Where a loop's wall time goes, by activity: the raw material of `log_share`."""
+"""Measures a loop's wall time by activity, for `log_share`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 LOG_ACTIVITIES = ("encode", "decode", "produce", "consume", "commit")
-"""What the log costs. Waiting for records is apart, as `wait`."""
+"""Activities of the Kafka log. Waiting for records is separate, as `wait`."""
 
 
 class Stopwatch:
@@ -32,6 +32,6 @@ class Stopwatch:
 
 
 def compute_log_share(seconds: Mapping[str, float]) -> float:
-    """Return the share of time that Kafka takes in all that is not waiting; 0 when nothing was measured."""
+    """Return Kafka's share of all time without waiting; 0 if nothing was measured."""
     busy = sum(spent for activity, spent in seconds.items() if activity != "wait")
     return sum(seconds.get(activity, 0.0) for activity in LOG_ACTIVITIES) / busy if busy else 0.0

@@ -1,4 +1,4 @@
-"""Which errors say that somebody else's server cannot be reached: waiting cures them, and nobody's code is wrong."""
+"""Which errors mean that another server cannot be reached: they end by waiting, and no code is wrong."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ ERRNOS = frozenset(
     {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENETRESET, errno.ETIMEDOUT}
 )
 DEEPEST_ERROR = 10
-"""Errors that are looked at: each may have been raised from another one."""
+"""How many errors of a chain of causes are looked at."""
 
 
 class OutOfTime(TimeoutError):
-    """A limit of ours has passed; no server is unreachable."""
+    """A time limit of our own has passed; no server is unreachable."""
 
 
 def is_unreachable(error: BaseException) -> bool:
     """Return whether an error, or one that it was raised from, says that a server cannot be reached.
 
     These are ConnectionError, TimeoutError, a host name that cannot be resolved, and OSErrors of hosts and networks. A
-    TimeoutError that `asyncio.timeout` made of a cancellation is none: what it cut off may have been anything. A group
-    of errors is one if all in it are.
+    TimeoutError that `asyncio.timeout` made of a cancellation does not count, because it may have cut off anything. A
+    group of errors counts if all of its errors do.
     """
     return any(_is_away(one) for one in _list_causes(error))
 

@@ -8,7 +8,7 @@ DATE_AND_TIME = "%Y-%m-%d %H:%M:%S UTC"
 
 
 def format_utc(ms: int, form: str = DATE_AND_TIME) -> str:
-    """Return a time in UTC; of a number that is none, as a record of another's making may have, what it is.
+    """Return a time in UTC as text; a number that is no valid time (a foreign record may hold one) is named as it is.
 
     Args:
         ms: Milliseconds since the epoch.
@@ -16,5 +16,5 @@ def format_utc(ms: int, form: str = DATE_AND_TIME) -> str:
     """
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).strftime(form)
-    except (ValueError, OverflowError, OSError):  # of a year that no calendar has
+    except (ValueError, OverflowError, OSError):  # a year outside the calendar
         return f"an unknown time ({ms} ms)"

@@ -1,4 +1,4 @@
-"""A folder that is there whole or not at all, whoever is killed and however many make it at once."""
+"""A folder that appears complete or not at all, even if a process is killed or several make it at once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from headrace.infra.file_locks import take_lock
 
 
 class FolderBusy(HeadraceError):
-    """Another process makes the same folder now."""
+    """Another process is making the same folder now."""
 
 
 @contextmanager
 def write_new_folder(out: Path) -> Iterator[Path]:
-    """Give an empty folder beside `out` to write into, which becomes `out` when the block ends, and goes when it fails.
+    """Give an empty folder beside `out`, which becomes `out` when the block ends, and is removed when the block fails.
 
-    What a killed process left of it is removed. It is locked until it has its name.
+    The rest that a killed process left is removed. The folder is locked until it has its name.
 
-    Raises UsageError when there is something at `out` already or no folder that it could be in, and FolderBusy.
+    Raises UsageError when `out` exists already or its parent folder does not, and FolderBusy.
     """
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent} is not a folder")
     growing = out.with_name(f".{out.name}.part")
     lock = _make_locked(growing, out)
     try:
-        if out.exists():  # now that nobody else can be making it
+        if out.exists():  # no other process can be making it now
             raise UsageError(f"{out} exists already: name a new folder, or remove it")
         yield growing
         reach("folder.made")
@@ -42,7 +42,7 @@ def write_new_folder(out: Path) -> Iterator[Path]:
 
 
 def _make_locked(growing: Path, out: Path) -> int:
-    """Return a lock on the folder itself, made anew and empty."""
+    """Make the folder new and empty, and return a lock on it."""
     busy = FolderBusy(f"another process is writing {out}: wait until it ends, or name another folder")
     growing.mkdir(exist_ok=True)
     try:

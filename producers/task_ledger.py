@@ -1,8 +1,8 @@
-"""What became of the tasks of one partition, in a form that fits into the metadata of a committed offset.
+"""The state of one partition's tasks, in a form that fits into the metadata of a committed offset.
 
-The committed offset is the oldest unfinished task. Its metadata lists which later ones are done already and how often
-the open ones were started, so the next owner of the partition skips the former, and finds a task that kills its worker:
-a start is committed before the task runs, and taken back when its worker leaves in good order.
+The committed offset is that of the oldest unfinished task. Its metadata lists the later tasks that are done, and how
+often open tasks were started. So the next owner of the partition skips done tasks, and recognises a task that kills its
+workers: a start is committed before the task runs, and taken back when its worker leaves in good order.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from collections.abc import Iterable, Mapping
 MOST_METADATA_BYTES = 4096
 """The broker's default limit, `offset.metadata.max.bytes`."""
 MOST_DONE = 1_000_000
-"""Done offsets that metadata may name; more are not ours."""
+"""Most done offsets in metadata; with more, another program wrote it."""
 POISON_STARTS = 3
-"""A task that was started so often and never finished is not started again. The last of these starts is alone in its
-worker, so the death that followed was its own doing, however many others died beside it before."""
+"""A task that was started so often without finishing is not started again. At its last start it runs alone in its
+worker, so it is the cause if that worker dies."""
 
 Range = tuple[int, int]
 """First and last offset, both included."""
 
 
 class TaskLedger:
-    """Pure memory of one partition: no I/O, no clock.
+    """The ledger of one partition, without I/O or a clock.
 
-    Offsets are received in order; gaps between them (marks of transactions) are nobody's task. Started and finished
-    they are in any order.
+    Offsets are received in order; gaps between them are transaction markers, not tasks. Tasks start and finish in any
+    order.
 
     Args:
-        committed_offset: The group's; negative when nothing was committed yet.
-        metadata: What `commit` returned beside it. Text that is not ours counts as none: work may then be done twice,
-            which dedupe drops, but never left out.
-        run_id: Of the run whose tasks these are. A commit that names another run is not about them: see `is_of_run`.
+        committed_offset: The group's committed offset; negative if there is none.
+        metadata: The metadata that `commit` returned with it. Text of another program is ignored: then tasks may be
+            done
+        twice, and dedupe drops the copy, but no task is left out.
+        run_id: Id of the run that issued these tasks. A commit of another run is ignored: see `is_of_run`.
     """
 
     def __init__(self, committed_offset: int, metadata: str = "", run_id: str = "") -> None:
@@ -48,11 +49,11 @@ class TaskLedger:
 
     @property
     def position(self) -> int:
-        """Where the partition is to be read from, as of the newest commit."""
+        """Offset from which the newest commit lets the partition be read."""
         return self._base
 
     def receive(self, offset: int) -> bool:
-        """Take in the next task of the partition; False when it is done already, or not new here."""
+        """Take in the next task of the partition; return False if it is done or already received."""
         self._next = max(self._next, offset + 1)
         if offset < self._base or offset in self._done or offset in self._open:
             return False
@@ -60,7 +61,7 @@ class TaskLedger:
         return True
 
     def start(self, offset: int) -> bool:
-        """Count a start, to be committed before the task runs; False, and nothing is counted, when it is done."""
+        """Count a start, which must be committed before the task runs; return False, uncounted, if the task is done."""
         if offset not in self._open and not self.receive(offset):
             return False
         self._starts[offset] = self._starts.get(offset, 0) + 1
@@ -68,15 +69,15 @@ class TaskLedger:
         return True
 
     def count_starts(self, offset: int) -> int:
-        """Return how often owners before this one started a task that is still open."""
+        """Return how often earlier owners started an open task."""
         return self._inherited.get(offset, 0)
 
     def has_to_run_alone(self, offset: int) -> bool:
-        """Return whether a task is a suspect: one more death makes it poison, so nothing may run beside it."""
+        """Return whether one more death makes a task poison, so that it must run alone."""
         return self.count_starts(offset) >= POISON_STARTS - 1
 
     def mark_done(self, offset: int) -> None:
-        """Mark a task as concluded: all its records are acknowledged. Offsets before the position are passed over."""
+        """Mark a task as concluded, as all its records are acknowledged. Ignore offsets before the position."""
         self._open.discard(offset)
         self._starts.pop(offset, None)
         self._mine.discard(offset)
@@ -84,7 +85,7 @@ class TaskLedger:
             self._done.add(offset)
 
     def reset_starts(self) -> None:
-        """Take back this owner's starts of open tasks: it leaves in good order, so no task is to blame."""
+        """Take back this owner's starts of open tasks, because it leaves in good order and no task is at fault."""
         for offset in self._mine:
             self._starts[offset] -= 1
             if not self._starts[offset]:
@@ -94,9 +95,10 @@ class TaskLedger:
     def commit(self) -> tuple[int, str]:
         """Return the offset to commit and its metadata, at most 4,096 bytes of ASCII.
 
-        The offset is the oldest unfinished one, else the next. When not all fits, start counts go before done marks,
-        high counts before low ones, long runs of done marks before short ones. A lost mark means work done twice, a
-        lost count a later look at a suspect; an unfinished task is never lost.
+        The offset is that of the oldest unfinished task, else the next offset. If the metadata is too long, it keeps
+        start counts before done marks, high counts before low ones, and long runs of done marks before short ones. A
+        lost mark means that a task is done twice, a lost count that a poison task is found later; an unfinished task is
+        never lost.
         """
         self._base = min(self._open, default=self._next)
         self._done = {offset for offset in self._done if offset >= self._base}
@@ -113,7 +115,7 @@ class TaskLedger:
         return self._base, text
 
     def _done_ranges(self) -> list[Range]:
-        """Return runs of done offsets; gaps that hold no task are part of them."""
+        """Return runs of done offsets; a run may span offsets without a task."""
         ranges: list[Range] = []
         unfinished = sorted(self._open)
         for offset in sorted(self._done):
@@ -136,11 +138,11 @@ class TaskLedger:
 
 
 def is_of_run(metadata: str, run_id: str) -> bool:
-    """Return whether a commit is one of this run, and not of an earlier one of the same name.
+    """Return whether a commit is of this run, not of an earlier run of the same name.
 
-    Topics are deleted and made anew under one name, and a worker that outlives them commits by name: its offset would
-    pass over tasks that nobody played. A commit that names no run counts as ours: older builds write none, nor do the
-    tools with which people set a group back.
+    Topics may be deleted and created again under one name. A worker that outlives them commits by name, and its offset
+    would skip tasks that nobody played. A commit without a run id counts as one of this run, because older builds and
+    Kafka's tools write no run id.
     """
     try:
         found = json.loads(metadata) if metadata else {}
@@ -163,7 +165,7 @@ def _list_offsets(base: int, found: Mapping[str, str]) -> set[int]:
         begin, _, end = part.partition("-")
         run = range(base + int(begin), base + int(end or begin) + 1)
         if len(run) + len(offsets) > MOST_DONE:
-            raise ValueError(f"the commit metadata names more than {MOST_DONE} finished tasks, up to {part}")
+            raise ValueError(f"the commit metadata names more than {MOST_DONE} finished tasks, the last at {part}")
         offsets.update(run)
     return offsets
 

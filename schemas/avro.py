@@ -1,4 +1,4 @@
-"""Avro schemas and converters derived from record classes, so that a record is written down once.
+"""Avro schemas and converters derived from record classes, so that each record is defined once.
 
 | Python                          | Avro                                  |
 |---------------------------------|---------------------------------------|
@@ -30,18 +30,18 @@ Plain = dict[str, Any]
 
 
 class SchemaError(ValueError):
-    """Bytes or a record do not fit a schema; the message names what and where."""
+    """Bytes or a record do not fit a schema; the message names the value and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """Element type of a tensor that travels as bytes, by its numpy name."""
+    """Element type of a tensor that is encoded as bytes, by its numpy name."""
 
     name: str
 
     @property
     def little_endian(self) -> np.dtype[Any]:
-        """The type as it travels."""
+        """The element type in encoded form."""
         return np.dtype(self.name).newbyteorder("<")
 
 
@@ -92,7 +92,7 @@ def _build_type_schema(hint: Any, docs: Mapping[str, Mapping[str, str]], named: 
 
 
 def _encode_default(f: dataclasses.Field[Any]) -> Any:
-    """Return a field's default as Avro's JSON has it."""
+    """Return a field's default in Avro's JSON form."""
     value = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
     if value is dataclasses.MISSING:
         raise SchemaError(f"field {f.name} of a record must have a default")
@@ -114,7 +114,7 @@ def decoder_of(record: type) -> Convert:
 def _find_converters(record: type, *, outward: bool) -> Convert:
     hints = typing.get_type_hints(record, include_extras=True)
     columns = [(f.name, _find_converter(hints[f.name], outward=outward)) for f in dataclasses.fields(record)]
-    # Most fields are read as they are: a call for each of these would cost as much as all the rest.
+    # Most fields need no conversion: a call for each of them would cost as much as all the rest.
     values_of = operator.itemgetter(*[name for name, _ in columns]) if len(columns) > 1 else None
     changed = [(index, convert) for index, (_, convert) in enumerate(columns) if convert is not _pass_through]
 

@@ -1,4 +1,4 @@
-"""Records to bytes and back: Avro's single-object encoding.
+"""Encodes and decodes records in Avro's single-object encoding.
 
 A message is `C3 01`, the CRC-64-AVRO fingerprint of its writer's schema (8 bytes, little-endian) and the Avro body, so
 any reader that holds the schema can decode it with no registry. Sources: Avro 1.11 specification, "Single-object
@@ -30,25 +30,25 @@ R = TypeVar("R")
 
 
 class UnknownSchema(SchemaError):
-    """No schema of that fingerprint is known: its writer is newer, or not part of this run."""
+    """No schema with this fingerprint is known: the writer is newer, or not part of this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one record class travels today."""
+    """Current encoding of one record class."""
 
     record: type
     schema: Plain
     fingerprint: bytes
     encode: Convert
     decode: Convert
-    """Makes a record of the dict that fastavro reads, whatever schema it was written in."""
+    """Makes a record from the dict that fastavro reads, whatever schema it was written in."""
     read: Reader
-    """Reads a record from bytes of today's schema."""
+    """Reads a record from bytes of the current schema."""
 
 
 def fingerprint_of(schema: Plain) -> bytes:
-    """Return the 8 bytes that name a schema in a message; fastavro gives them little-endian, as they travel."""
+    """Return the 8 bytes that name a schema in a message, little-endian as fastavro gives them."""
     return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
 
@@ -65,7 +65,7 @@ def _parse_schema(schema: Plain) -> Plain:
 
 
 class Forms(dict[type, Form]):
-    """Record class to its form, made when it is first asked for: hardly any process reads all of them."""
+    """Form by record class, built at its first use, because few processes read all records."""
 
     def __missing__(self, record: type) -> Form:
         if record not in RECORDS:
@@ -102,7 +102,7 @@ def _load_past_schemas() -> dict[bytes, Plain]:
 def learn(schemas: Mapping[str, str]) -> None:
     """Take in the writers' schemas that a run keeps on its recipe topic: record name to schema text.
 
-    Raises SchemaError for the first that is not a schema (`headrace.schemas.writers`); those before it are learnt.
+    Raises SchemaError for the first text that is not a schema (`headrace.schemas.writers`); earlier texts are taken in.
     """
     for text in schemas.values():
         schema = parse_foreign_schema(text)
@@ -113,10 +113,10 @@ def learn(schemas: Mapping[str, str]) -> None:
 
 
 def set_unknown_hook(find: Callable[[], object] | None) -> None:
-    """Have `find` called, to `learn` what is new, before a fingerprint counts as unknown; None for no call.
+    """Set a function that is called to `learn` new schemas before a fingerprint counts as unknown; None for none.
 
-    One process works for one run: the newest word counts. Whoever writes in a schema writes it to the recipe topic
-    first, so what is unknown after a look at that topic's end was unknown in every earlier look, and to every replay.
+    One process works for one run, so the last call counts. A writer puts its schema on the recipe topic before it uses
+    the schema. So a schema that is unknown at the end of that topic is unknown in every replay too.
     """
     _finders[:] = [find] if find else []
 
@@ -125,7 +125,7 @@ _finders: list[Callable[[], object]] = []
 
 
 def schema_texts() -> dict[str, str]:
-    """Return the schemas of today's records as a run keeps them."""
+    """Return the current schemas of all records, as a run stores them."""
     return {record.__name__: json.dumps(schema_of(record)) for record in RECORDS}
 
 
@@ -147,7 +147,7 @@ def encode(record: Any) -> bytes:
 
 
 def encode_like(record: Any, sample: bytes) -> bytes:
-    """Return the record's message in the schema of a message that is there: a reader of that one can read this.
+    """Return the record's message in the schema of the message `sample`, so that a reader of `sample` can read it.
 
     Fields that the older schema lacks are left out. Raises SchemaError like `encode` and `decode`.
     """
@@ -159,10 +159,10 @@ def encode_like(record: Any, sample: bytes) -> bytes:
 
 
 def decode(data: bytes, record: type[R]) -> R:
-    """Return the record of the class asked for; tensors are views that cannot be written, of copies of their bytes.
+    """Return the message's record of the given class; tensors are read-only views of copied bytes.
 
-    Raises SchemaError when the bytes are not a message, their schema is unknown or another record's, they are cut,
-    or something follows them.
+    Raises SchemaError if the bytes are not a message, have an unknown schema or another record's, are cut short, or are
+    followed by other bytes.
     """
     found = _read(data, FORMS[record])
     assert isinstance(found, record)  # noqa: S101 - the form's readers build exactly this class
@@ -170,7 +170,7 @@ def decode(data: bytes, record: type[R]) -> R:
 
 
 def decode_plain(data: bytes, record: type) -> Plain:
-    """Return the record as the dict that Avro gives, tensors as bytes.
+    """Return the record as Avro's dict, with tensors as bytes.
 
     Raises SchemaError like `decode`.
     """
@@ -178,7 +178,7 @@ def decode_plain(data: bytes, record: type) -> Plain:
 
 
 def decode_any(data: bytes) -> Any:
-    """Return whichever of today's records the message holds. Raises SchemaError like `decode`."""
+    """Return the message's record, of any current class. Raises SchemaError like `decode`."""
     form = _index_by_fingerprint().get(bytes(data[2:AVRO_HEADER_BYTES]))
     if form is None:
         name = _find_writer_schema(data)["name"].removeprefix(f"{RECORD_NAMESPACE}.")
@@ -189,26 +189,26 @@ def decode_any(data: bytes) -> Any:
 
 
 def decode_as_written(data: bytes) -> tuple[Plain, Plain]:
-    """Return the schema that a message was written in and the record as the dict that Avro gives, with its fields.
+    """Return a message's writer schema, and the record as Avro's dict with the fields of that schema.
 
-    Raises SchemaError like `decode`, but for no record's sake: any whose schema is known will do.
+    Raises SchemaError like `decode`, but accepts any record whose schema is known.
     """
     schema = schema_in(data)
     return schema, _read_body(data, schema, None, str(schema["name"]).removeprefix(f"{RECORD_NAMESPACE}."))
 
 
 def name_of(data: bytes) -> str:
-    """Return the name of the record that a message holds, from its first bytes.
+    """Return the name of a message's record, from its first bytes.
 
-    Raises UnknownSchema when no schema of its fingerprint is known, and SchemaError when it is not a message at all.
+    Raises UnknownSchema if its fingerprint is unknown, and SchemaError if the bytes are not a message.
     """
     return str(schema_in(data)["name"]).removeprefix(f"{RECORD_NAMESPACE}.")
 
 
 def decode_prefix(data: bytes) -> tuple[str, Plain]:
-    """Return the record's name and, by name, as many of its first fields as can be read, whatever follows them.
+    """Return the record's name and as many of its first fields as can be read, by name.
 
-    Fields are plain, as Avro has them. Raises SchemaError when not even the record's name is known.
+    Fields are plain Avro values. Raises SchemaError if the record's name is unknown.
     """
     name, schema = name_of(data), schema_in(data)
     plain = {key: value for key, value in schema.items() if not key.startswith("__")}
@@ -218,14 +218,14 @@ def decode_prefix(data: bytes) -> tuple[str, Plain]:
         body.seek(AVRO_HEADER_BYTES)
         try:
             found = schemaless_reader(body, begin, None)
-        except Exception:  # noqa: BLE001, S112 - fastavro raises many kinds; a shorter beginning may do
+        except Exception:  # noqa: BLE001, S112 - fastavro raises many kinds; a shorter beginning may be readable
             continue
         return name, dict(found)  # type: ignore[arg-type]  # a record is a dict
     return name, {}
 
 
 def schema_in(data: bytes) -> Plain:
-    """Return the schema that a message was written in. Raises SchemaError like `name_of`."""
+    """Return a message's writer schema. Raises SchemaError like `name_of`."""
     form = _index_by_fingerprint().get(bytes(data[2:AVRO_HEADER_BYTES])) if data[:2] == AVRO_MAGIC else None
     return form.schema if form is not None else _find_writer_schema(data)
 
@@ -262,7 +262,7 @@ def _read(data: bytes, form: Form) -> Any:
         return form.decode(plain)
     except SchemaError as error:
         raise SchemaError(f"{form.record.__name__}: {error}") from None
-    except Exception as error:  # bytes of a foreign schema may become values that no record takes
+    except Exception as error:  # bytes of a foreign schema may give values that no record accepts
         raise SchemaError(f"{form.record.__name__}: undecodable, {type(error).__name__}: {error}") from error
 
 

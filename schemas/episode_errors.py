@@ -1,4 +1,4 @@
-"""Which failed episodes failed alike, and what is said of them: for workers, curators, and who shows a run."""
+"""Groups failed episodes by their error, and describes errors, for workers, curators and views."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from headrace.schemas.records import EpisodeError, Failure
 
 MOST_KINDS_OF_TASK = 4
 LONGEST = 300
-"""Characters of a text in an outcome: what a worker wrote may be of any length."""
+"""Most characters of a text in an outcome, because a worker's texts may be of any length."""
 RAISED = ("error", "time_limit")
-"""Reasons of a failure for which the environment, the workflow or the engine is to blame."""
+"""Failure reasons caused by the environment, the workflow or the engine."""
 REPORTED = (*RAISED, "unreachable", "poison")
-"""Reasons that are reported; the others belong to a run's end, or to an evaluation that came too late."""
+"""Failure reasons that are reported; the others come from a run's end or a late evaluation."""
 
 
 def kind_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
-    """Return what failures have in common that count as one error: reason, type, and location.
+    """Return the key by which failures count as one error: reason, type, and location.
 
-    Messages of errors that one line raises differ by what was asked. Without a location the message counts. Numbers
-    count in neither.
+    Messages are left out, because they differ from task to task for errors of the same line. Without a location the
+    message is used. Numbers are left out of both.
     """
     words = failure.detail.partition(":")[0] if failure.at else failure.detail
     return failure.reason, re.sub("[0-9]+", "", words), failure.at
 
 
 def group_errors(failures: Iterable[Failure]) -> tuple[EpisodeError, ...]:
-    """Return how a group's episodes failed, as its outcome carries it."""
+    """Return the errors of a group's failed episodes, for its outcome."""
     first: dict[tuple[str, str, str], Failure] = {}
     counts: dict[tuple[str, str, str], int] = {}
     for failure in failures:

@@ -1,7 +1,7 @@
-"""What fields of several records are made of: tensors, and names of objects in the store.
+"""Field types of several records: tensors, and names of objects in the store.
 
-Tensors are Avro `bytes`, little-endian, with their dtype named in the schema; here they are numpy arrays, on read
-views that cannot be written.
+Tensors are Avro `bytes`, little-endian, with their dtype named in the schema. In Python they are numpy arrays;
+decoding gives read-only views.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Run it as `python -m headrace.schemas.generate`.
 
-They are for producers in other languages, and for the test that holds them true.
+The files are for producers in other languages; a test checks that they are up to date.
 """
 
 from __future__ import annotations

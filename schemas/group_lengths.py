@@ -1,4 +1,4 @@
-"""How much was generated for a group."""
+"""Counts the generated tokens of a group."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from headrace.schemas.records import TrajectoryGroup
 
 
 def count_generated(group: TrajectoryGroup) -> tuple[int, ...]:
-    """Return the number of generated tokens of each trajectory, as outcomes carry them.
+    """Return the number of generated tokens of each trajectory, for outcomes.
 
-    Of a sequence it is never more than its ids, whatever the spans of a malformed one claim.
+    A sequence counts at most its ids, even if its spans are malformed and claim more.
     """
     lengths = []
     for member in group.trajectories:

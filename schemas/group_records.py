@@ -1,4 +1,4 @@
-"""Records of tasks and groups: what is asked, what was rolled out, what passed the chain, what became of it."""
+"""Records of tasks and groups: tasks, rolled-out groups, curated groups, and outcomes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.schemas.field_types import ClaimCheck, Float32s, Int32s, no_floats
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question to be rolled out. (run id, stream, number) names it for ever. feeder → rollout workers."""
+    """A problem to roll out. (run id, stream, number) identifies it for ever. feeder → rollout workers."""
 
     run_id: str = ""
     """The run."""
@@ -26,13 +26,13 @@ class Task:
     workflow: str = ""
     """Workflow that plays it."""
     task_id: str = ""
-    """Id in its source, the same whenever it is drawn."""
+    """Id of the problem in its source, the same at every draw."""
     tier: str = ""
-    """Difficulty tier or source that it was drawn from."""
+    """Difficulty tier or source of the problem."""
     payload: str = ""
-    """The problem as JSON, in the environment's words."""
+    """The problem as the environment's JSON."""
     n_asked: int = 0
-    """How many episodes make its group."""
+    """Number of episodes of its group."""
     seed: int = 0
     """Seed of its sampling."""
     versions: dict[str, int] = field(default_factory=dict)
@@ -43,10 +43,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A tensor or file that goes with a group, trajectory or sequence: an image, expert routing, a sampling mask."""
+    """A tensor or file attached to a group, trajectory or sequence: an image, expert routing, a sampling mask."""
 
     name: str = ""
-    """What it is, in the workflow's words."""
+    """Name that the workflow gives it."""
     claim: ClaimCheck | None = None
     """Object that holds its bytes."""
     dtype: str = ""
@@ -74,7 +74,7 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     """Token ids that end a generation; the stop token itself is part of the ids."""
     stop: tuple[str, ...] = ()
-    """Texts that end a generation with the token that completes one; it is part of the ids."""
+    """Texts that end a generation. The token that completes such a text is part of the ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Routing:
     dtype: str = "uint8"
     """uint8, or uint16 where a layer has more than 256 experts."""
     tokens: int = 0
-    """Number of first tokens of the sequence that have one; the last token has none, as nothing was computed of it."""
+    """Number of first tokens of the sequence that have experts; the last token has none, as no layer computed it."""
     layers: int = 0
     """Layers with experts, in the model's order."""
     per_token: int = 0
@@ -128,15 +128,15 @@ class Sequence:
     parent: int = -1
     """Index of the sequence that this one branched from; -1 for none."""
     reward: float | None = None
-    """Reward of this sequence; the trajectory's holds where this is missing."""
+    """Reward of this sequence; if missing, the trajectory's reward holds."""
     baseline: float | None = None
-    """Baseline that the workflow gives; missing where the group's statistics serve."""
+    """Baseline that the workflow gives; if missing, the group's statistics are used."""
     spans: tuple[Span, ...] = ()
     """Spans of the tokens by origin, in order."""
     attachments: tuple[Attachment, ...] = ()
     """Attachments of this sequence."""
     routing: Routing | None = None
-    """Experts that its tokens were sent to, when the recipe has them recorded."""
+    """Experts of its tokens, if the recipe records routing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,28 +166,28 @@ class Failure:
     detail: str = ""
     """The error in one line, its type first."""
     at: str = ""
-    """File, line and function of the newest frame that is the user's own, as `flow.py:12 in play`; else of the newest
-    of all. Empty where nothing was raised."""
+    """File, line and function of the newest frame in user code, as `flow.py:12 in play`; else of the newest frame.
+    Empty if nothing was raised."""
     role: str = ""
-    """Role that had generated last."""
+    """Role that generated last."""
     turn: int = 0
-    """How often that role had generated; 0 where it failed before."""
+    """How often that role had generated; 0 if the episode failed before."""
     traceback: str = ""
-    """Traceback, of the first episode that failed like this in the life of its worker; else empty."""
+    """Traceback, only in the first failure of this kind in the life of its worker; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeError:
-    """Episodes of a group that failed alike; in its outcome."""
+    """Episodes of a group that failed with the same error; part of the group's outcome."""
 
     reason: str = ""
-    """Reason of the failure. This and the next four are as in Failure, of the first episode that failed so."""
+    """Reason of the failure. This and the next four fields are those of the first Failure with this error."""
     detail: str = ""
     at: str = ""
     role: str = ""
     turn: int = 0
     episodes: int = 0
-    """Number of episodes that failed like this."""
+    """Number of episodes that failed with this error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class TrajectoryGroup:
     policy: str = ""
     """Policy that these trajectories train."""
     task_id: str = ""
-    """Identity of the task in its source."""
+    """Id of the problem in its source."""
     tier: str = ""
     """Difficulty tier of the task."""
     episode_ids: tuple[str, ...] = ()
@@ -229,17 +229,17 @@ class TrajectoryGroup:
     asked_version: int = -1
     """The exact version that an evaluation asked for; -1 in training."""
     env: str = ""
-    """Environment that asked and judged."""
+    """Environment that gave the problem and scored the answers."""
     tokenizer_hash: str = ""
     """BLAKE3 of tokenizer.json."""
     engine: str = ""
     """Name of the engine that generated."""
     engine_build: str = ""
-    """Version of the engine, and its settings that numbers depend on."""
+    """Version of the engine, and the settings on which its numbers depend."""
     logprob_convention: str = "tempered"
-    """raw | tempered | masked: what the log-probabilities are of."""
+    """raw | tempered | masked: the distribution of the log-probabilities."""
     kv_on_swap: str = "recompute"
-    """recompute | keep: what became of the KV cache when weights changed in flight."""
+    """recompute | keep: what the engine does with the KV cache when weights change during a generation."""
     worker: str = ""
     """Name of the worker."""
     region: str = ""
@@ -263,30 +263,30 @@ class CuratedGroup:
     number: int = 0
     """Number of the task."""
     use: int = 0
-    """0 for fresh; a replay carries the identity of the first use instead of its bytes."""
+    """0 for the first use; a replay (1 and more) has no bytes, only the identity of the first use."""
     group: bytes = b""
     """The encoded TrajectoryGroup (or its claim check) exactly as the worker wrote it; empty in a replay."""
     deadline_version: int = 0
-    """Last version that may still be trained on it: min_version + max_staleness."""
+    """Last version that may train on it: min_version + max_staleness."""
     min_version: int = 0
     """Oldest version among its generated tokens."""
     revision: int = 0
     """Recipe revision whose chain it passed."""
     kept: tuple[int, ...] = ()
-    """Indices of the trajectories to train on; empty in a replay, for which those of the first use serve."""
+    """Indices of the trajectories to train on; empty in a replay, which uses those of the first use."""
     rewards: tuple[float, ...] = ()
-    """Shaped rewards of all members, in order; group statistics are taken from these. NaN: malformed, not counted.
-    Empty in a replay, for which those of the first use serve."""
+    """Shaped rewards of all members, in order, from which group statistics are computed. NaN: not counted. Empty in
+    a replay, which uses those of the first use."""
     first_back: int = 0
-    """Of a replay: how many curated records of its partition ago the first use was written. With the markers of
-    transactions between them it is at least so many offsets before; 0 when unknown."""
+    """In a replay: the first use was written this many curated records earlier in the partition. The distance in
+    offsets is larger, because of transaction markers; 0 if unknown."""
     weight: float = 1.0
-    """Factor on the group's advantages: the importance weight of a replay that was drawn by priority, else 1."""
+    """Factor on the group's advantages: the importance weight of a replay drawn by priority, else 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a group or a trajectory, without tensors. curator, trainer → feeder, page, audit, discards."""
+    """The verdict on a group or a trajectory, without tensors. curator, trainer → feeder, page, audit, discards."""
 
     run_id: str = ""
     """The run."""
@@ -323,7 +323,7 @@ class Outcome:
     failures: int = 0
     """How many of these episodes failed."""
     errors: tuple[EpisodeError, ...] = ()
-    """Failures in a curator's outcome of a group: at most four kinds, the most frequent first."""
+    """Errors of failed episodes, in a curator's outcome of a group: at most four, the most frequent first."""
     min_version: int = -1
     """Oldest version among the generated tokens; -1 for none."""
     max_version: int = -1

@@ -1,4 +1,4 @@
-"""The key and headers of a group's records: who it is, readable when the value is not, and without decoding it."""
+"""Key and headers of a group's records: its identity, readable without decoding the value."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST_BYTES = 1000
 
 
 class HeaderError(ValueError):
-    """A message lacks a header that every group's record carries, or one of them is malformed."""
+    """A message lacks a header that every group's record needs, or a header is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Identity of a group's record. Version fields are -1 where no token was generated."""
+    """Identity of a group's record. Version fields are -1 if no token was generated."""
 
     run_id: str
     stream: str
@@ -48,9 +48,9 @@ class Stamp:
 
     @classmethod
     def from_headers(cls, headers: Sequence[tuple[str, bytes]] | None) -> Stamp:
-        """Read a message's headers; those of other tools are skipped. Raises HeaderError.
+        """Read a message's headers; skip headers of other tools. Raises HeaderError.
 
-        Numbers are those of Avro's long, texts no longer than 1,000 bytes: what is read here is kept in state and keys.
+        Numbers must fit Avro's long, and texts 1,000 bytes, because these values are stored in state and keys.
         """
         found = dict(headers or ())
         values: dict[str, str | int] = {}

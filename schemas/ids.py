@@ -1,9 +1,9 @@
-"""What groups are known by, seeds that follow from names alone, and the clock of all records.
+"""Identities of groups, seeds derived from names, and the clock of all records.
 
-Some draws have hashes of their own, as snapshots, checkpoints and what was trained hold what they gave: those of
-selectors (`producers/feed/selectors/draws.py`), of data algorithms (`consumers/algorithms/draws.py`, `random_m.py`), of
-the window's order and of minibatches (`trainers/batches/window.py`, `batch.py`), and of the environments' permutations
-(`envs/permutation.py`, `reasoning_gym_env.py`).
+Some other modules have their own hashes for random draws. Those hashes must never change, because snapshots and
+checkpoints depend on them: selectors (`producers/feed/selectors/draws.py`), data algorithms
+(`consumers/algorithms/draws.py`, `random_m.py`), the window's order and minibatches (`trainers/batches/window.py`,
+`batch.py`), and permutations of environments (`envs/permutation.py`, `reasoning_gym_env.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HasUse(HasGroup, Protocol):
 
 
 class GroupId(NamedTuple):
-    """A group of one policy; its task, whatever the policy. It equals the plain pair, and sorts as one."""
+    """A group of one policy, or a task of all policies. It compares and sorts like the tuple (stream, number)."""
 
     stream: str
     number: int
@@ -53,7 +53,7 @@ class GroupId(NamedTuple):
 
 
 class UseId(NamedTuple):
-    """One use of a group of one policy. It equals the plain triple, and sorts as one."""
+    """One use of a group of one policy. It compares and sorts like a plain tuple."""
 
     stream: str
     number: int
@@ -71,12 +71,12 @@ class UseId(NamedTuple):
 
 
 def now_ms() -> int:
-    """Return wall time in ms since the epoch, as records carry it."""
+    """Return wall time in ms since the epoch, as in records."""
     return time.time_ns() // 1_000_000
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a seed in [0, 2**63) that follows from its parts alone, on every machine."""
+    """Return a seed in [0, 2**63) that depends only on the parts, on every machine."""
     return _hash_to_seed("\0".join(map(str, parts)))
 
 

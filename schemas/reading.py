@@ -1,8 +1,8 @@
-"""Records straight from the Avro bytes of today's schemas, without the dicts that fastavro makes first.
+"""Reads records directly from Avro bytes of the current schemas, without fastavro's intermediate dicts.
 
-For every record class the source of one function is written and compiled, so that no field costs a call. It takes what
-every writer of ours writes and no more: it refuses by an exception what is rare or broken, and then fastavro reads the
-message, or names what is wrong with it (`schemas.codec`). What it does return is what that way would have returned.
+For every record class the source of one function is generated and compiled, so that no field costs a call. The function
+accepts only what Headrace's own writers write. For rare or broken bytes it raises an exception; then fastavro reads the
+message or describes the error (`schemas.codec`). If the function returns a record, it equals fastavro's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 from headrace.schemas.avro import SCALARS
 
 Reader = Callable[[bytes, int], tuple[Any, int]]
-"""From a message and where a record begins to the record and where it ends, which may be behind the message's end."""
+"""Takes a message and the record's begin; returns the record and its end, which may lie beyond the message."""
 
 REFUSALS = (IndexError, ValueError, struct.error)
 """Errors that a reader raises on bytes that it does not accept."""
 
 _LONGEST = 63
-"""Bits of a number's first nine bytes; larger ones are rare enough for the other way."""
+"""Bits of a number's first nine bytes; larger numbers are rare, and left to fastavro."""
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def build_reader(record: type) -> Reader:
         "view": np.frombuffer,
     }
     names |= {"Record": record, "Open": _open_twin(record)}
-    # A frozen class sets each field by a call of its own: setting them on its twin takes a quarter of the time.
+    # A frozen class sets each field by a separate call: setting fields on its twin takes a quarter of the time.
     lines = ["def read(data, at):", " one = Open()"]
     hints = typing.get_type_hints(record, include_extras=True)
     temporaries = (f"t{number}" for number in itertools.count())
@@ -47,17 +47,17 @@ def build_reader(record: type) -> Reader:
         lines += [f" {line}" for line in _render_lines(hints[field.name], f"one.{field.name}", names, temporaries)]
     lines += [" one.__class__ = Record", " return one, at"]
     source = "\n".join(lines)
-    exec(compile(source, f"<reader of {record.__name__}>", "exec"), names)  # noqa: S102 - all of it was written above
+    exec(compile(source, f"<reader of {record.__name__}>", "exec"), names)  # noqa: S102 - the source was generated above
     return typing.cast("Reader", names["read"])
 
 
 def _open_twin(record: type) -> type:
-    """Return a class of the same slots, whose instances may be written to and then become the record's."""
+    """Return a writable class with the same slots, whose instances are later turned into the record's class."""
     return type(record.__name__, (), {"__slots__": tuple(field.name for field in dataclasses.fields(record))})
 
 
 def _render_lines(hint: Any, target: str, names: dict[str, Any], temporaries: Iterator[str]) -> list[str]:
-    """Return the lines that read a value of a type into a target, and move `at` behind it."""
+    """Return the source lines that read a value of a type into a target and move `at` behind the value."""
     if hint in SCALARS:
         return _render_scalar(hint, target)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -77,7 +77,7 @@ def _render_lines(hint: Any, target: str, names: dict[str, Any], temporaries: It
 def _render_many(
     origin: Any, arguments: tuple[Any, ...], target: str, names: dict[str, Any], temporaries: Iterator[str]
 ) -> list[str]:
-    """Return the lines of an array or a map: blocks of items, each after its count, the last one empty."""
+    """Return the source lines for an array or a map: blocks of items, each after its count, the last one empty."""
     items, count, item, key = (next(temporaries) for _ in range(4))
     one = _render_lines(arguments[1 if origin is dict else 0], item, names, temporaries)
     if origin is dict:
@@ -109,24 +109,24 @@ def _render_scalar(kind: type, target: str) -> list[str]:
 
 
 def _render_stretch() -> list[str]:
-    """Return the lines that read a length n and step over so many bytes; what is not there is found at the end."""
+    """Return the source lines that read a length n and skip n bytes; the end of reading detects missing bytes."""
     return [*_render_size("n"), "at += n"]
 
 
 def _render_size(size: str) -> list[str]:
-    """Return the lines that read a length or a count, which are not negative."""
+    """Return the source lines that read a length or a count (never negative)."""
     return [*_render_number(size), f"if {size} & 1:", " raise ValueError", f"{size} >>= 1"]
 
 
 def _render_number(number: str) -> list[str]:
-    """Return the lines that read a number as it travels, its sign in the last bit; most take one byte or two."""
+    """Return the source lines that read a zigzag-coded number without decoding the zigzag; most take 1 or 2 bytes."""
     far = ["m = data[at]", "at += 1", "if m < 128:", f" {number} += (m << 7) - 128"]
     further = ["else:", f" {number}, at = long(data, at - 2)"]
     return [f"{number} = data[at]", "at += 1", f"if {number} > 127:", *[f" {line}" for line in far + further]]
 
 
 def _read_long(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number as it travels, its sign in the last bit, and where it ends."""
+    """Return a zigzag-coded number, not yet decoded, and its end."""
     number = shift = 0
     while shift < _LONGEST:
         byte = data[at]

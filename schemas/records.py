@@ -1,7 +1,7 @@
-"""Every record that is written to a topic, and the parts they are made of: all of them are imported from here.
+"""All records that are written to topics, and their parts: import them from here.
 
 One frozen record per topic. A record's docstring names who produces it and who consumes it; a field's text is under
-the field and travels into the `.avsc` file. Every field has a default, so any past or future schema can be read. Words
+the field and goes into the `.avsc` file. Every field has a default, so any past or future schema can be read. Words
 that may grow (kinds, reasons, verdicts) are strings, not Avro enums: a new symbol would break old readers.
 """
 

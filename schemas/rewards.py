@@ -1,4 +1,4 @@
-"""What is one reward for curators, selectors and trainers alike."""
+"""When curators, selectors and trainers treat rewards as equal."""
 
 EQUAL = 1e-8
-"""Rewards no farther apart than this are equal: seven rewards of 0.1 must give 0, not the noise of their mean."""
+"""Rewards that differ by at most this are equal: seven rewards of 0.1 must give 0, not a rounding error."""

@@ -9,29 +9,29 @@ from headrace.schemas.field_types import ClaimCheck
 
 @dataclass(frozen=True, slots=True)
 class ReadData:
-    """Rows that problems come from."""
+    """A data set from which problems come."""
 
     path: str = ""
     """File, folder, or `hub:owner/name`, as the recipe has it."""
     rows: int = 0
-    """Rows, those that hold the same problem included."""
+    """Number of rows, duplicates included."""
     content: str = ""
-    """SHA-256 in hexadecimal of a JSONL file's plain text, of a Parquet file or of a folder's Arrow files in their
-    order; or the revision of the hub."""
+    """SHA-256 in hexadecimal of a JSONL file's uncompressed text, of a Parquet file or of a folder's Arrow files in
+    order; or the revision on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsedEnvironment:
-    """What a workflow's problems come from, when a revision was written."""
+    """Environment and data of a workflow when a revision was written."""
 
     workflow: str = ""
     """Name of the workflow."""
     name: str = ""
     """Name that the environment gives itself."""
     version: str = ""
-    """Package and version that it comes from; empty for a module of the user's own, whose source is in `plug_ins`."""
+    """Package and version of the environment; empty for a user's own module, whose source is in `plug_ins`."""
     data: tuple[ReadData, ...] = ()
-    """The data that it reads; none where it makes its problems."""
+    """The data that it reads; empty if it generates its problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,60 +41,60 @@ class RecipeRevision:
     run_id: str = ""
     """Id of the run: a new one for every run, even of the same name."""
     revision: int = 0
-    """Number of the revision, 0 at the start; tasks are stamped with the one in force."""
+    """Number of the revision, 0 at the start; each task names the revision in force."""
     recipe: str = ""
-    """The resolved recipe, as JSON; empty in a record of the schemas of another build alone."""
+    """The resolved recipe as JSON; empty in a record that only adds the schemas of another build."""
     schemas: dict[str, str] = field(default_factory=dict)
     """Record name to `.avsc` text: the writers' schemas of this run."""
     store: str = ""
-    """Address of the object store as JSON. Its keys are empty but in runs of 0.1 with an embedded one; since then
-    `keys_file` is where the keys of an embedded one are, on its machine."""
+    """Address of the object store as JSON. Its keys are empty, except in runs of 0.1 with an embedded store. Since then
+    `keys_file` is the path of an embedded store's keys on its machine."""
     ended: str = ""
-    """Why the run has ended: steps | solved | early_stop; empty before. Workers and trainers conclude what is left."""
+    """Why the run has ended: steps | solved | early_stop; empty before. Workers and trainers conclude open work."""
     source: str = ""
-    """Offline experiments: name of the run, on the same cluster, over whose batches it was trained."""
+    """Offline experiments: name of the run on the same cluster whose batches it was trained on."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
     swapped: bool = False
-    """Whether `headrace swap` made it from the one before, with another chain."""
+    """Whether `headrace swap` made this revision from the last one by replacing the chain."""
     plug_ins: dict[str, str] = field(default_factory=dict)
-    """Top-level module of each plug-in of the user's own to the BLAKE3 (hex) of its source when this was written."""
+    """BLAKE3 (hex) of each plug-in's source when this was written, by its top-level module."""
     asks_for_published: bool = False
-    """First revision only: whether curators refuse groups that name a version that is not published."""
+    """First revision only: whether curators refuse groups that name an unpublished version."""
     asks_for_issued: bool = False
-    """First revision only: whether curators refuse groups of numbers that were never issued."""
+    """First revision only: whether curators refuse groups whose number was never issued."""
     state_partitions: int = 0
-    """First revision only: number of partitions of `state`; a component writes to the one that the CRC-32 of its name
-    gives. 0, in older runs, means 1."""
+    """First revision only: number of partitions of `state`; the CRC-32 of a component's name gives its partition. 0,
+    in older runs, means 1."""
     parent: str = ""
-    """First revision of a branch only: id of the run whose versions it began with, and they: `RUN-ID solver@40`."""
+    """First revision of a branch only: id of the source run and the versions taken from it: `RUN-ID solver@40`."""
     environments: tuple[UsedEnvironment, ...] = ()
-    """Environment and data of every workflow; none where they are as in the revision before, and in older runs."""
+    """Environment and data of every workflow; empty if unchanged since the last revision, and in older runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenWeights:
-    """The newest version of a policy that a worker took, and what that cost; in its status."""
+    """The newest version of a policy that a worker loaded, and its cost; part of the worker's status."""
 
     policy: str = ""
     """Name of the policy."""
     version: int = -1
     """Version of the weights."""
     fetched_bytes: int = 0
-    """Bytes of the objects that led to this version."""
+    """Bytes of the objects fetched for this version."""
     fetch_s: float = 0.0
-    """Seconds until these were here, from the store or from this machine's cache, and read."""
+    """Seconds to fetch these from the store or this machine's cache, and to read them."""
     verify_s: float = 0.0
-    """Seconds of hashing weights, before and after."""
+    """Seconds to hash weights, before and after."""
     apply_s: float = 0.0
-    """Seconds of writing what changed, or all."""
+    """Seconds to write the changed weights, or all."""
     pause_s: float = 0.0
-    """Seconds in which the engine generated nothing for it."""
+    """Seconds for which the engine did not generate during the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """State of a rollout worker or trainer, the newest by worker. rollout workers, trainers → page."""
+    """State of a worker or trainer; the newest record of each is kept. rollout workers, trainers → page."""
 
     run_id: str = ""
     """The run."""
@@ -103,15 +103,15 @@ class WorkerStatus:
     workflow: str = ""
     """Workflow that it plays."""
     region: str = ""
-    """Region that it is in."""
+    """Region of the worker."""
     state: str = ""
     """starting | waiting | rolling | behind | draining | stopped."""
     detail: str = ""
-    """Why it does not roll; empty when it does."""
+    """Why the worker is not rolling; empty while it rolls."""
     versions: dict[str, int] = field(default_factory=dict)
-    """Policy to the version that it serves."""
+    """Served version by policy."""
     taken: tuple[TakenWeights, ...] = ()
-    """Cost of the version that it serves, one entry per policy."""
+    """Cost of the served version, one entry per policy."""
     episodes_running: int = 0
     """Episodes that run now."""
     episodes_done: int = 0
@@ -147,11 +147,11 @@ class DeadLetter:
     component: str = ""
     """Component that could not read the bytes."""
     topic: str = ""
-    """Topic that they were on; with reason `redriven`, that they are on again."""
+    """Topic of the message; with reason `redriven`, the topic to which it was sent back."""
     partition: int = 0
-    """Partition that they were on; with reason `redriven`, that they are on again."""
+    """Partition of the message; with reason `redriven`, the partition to which it was sent back."""
     offset: int = 0
-    """Offset that they had; with reason `redriven`, that they have now."""
+    """Offset of the message; with reason `redriven`, its new offset."""
     reason: str = ""
     """undecodable | other_run | misrouted | time_travel | missing_object | unknown_revision | unusable | poison |
     forgotten | unanswered | algorithm_failed | not_issued | redriven."""
@@ -172,36 +172,36 @@ class DeadLetter:
     value: bytes = b""
     """Value of the message, unchanged."""
     cut_bytes: int = 0
-    """Bytes of key, headers and value that are left out, as the dead letter would be too large: it cannot be sent
-    back. Of headers of one name it holds the last only, and counts the others here."""
+    """Bytes of key, headers and value that were left out because the dead letter would be too large; then it cannot be
+    sent back. Of several headers with one name, only the last is kept, and the others count here."""
     redrives: int = -1
-    """Offset, in this topic, of the dead letter whose message was sent back to where it came from (reason
-    `redriven`): its number is open again. -1 in any other dead letter."""
+    """With reason `redriven`: offset, in this topic, of the dead letter whose message was sent back, so that its number
+    is open again. -1 in any other dead letter."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """State of a feeder, or of a curator's partition. It holds references, never payloads. themselves → themselves."""
+    """State of a feeder, or of a curator's partition. It holds references, never payloads. a component → itself."""
 
     run_id: str = ""
     """The run."""
     component: str = ""
     """Component whose state it is."""
     topic: str = ""
-    """Input topic; empty for a component that has no single one."""
+    """Input topic; empty for a component with several input topics."""
     partition: int = -1
     """Input partition."""
     positions: dict[str, int] = field(default_factory=dict)
-    """`topic[partition]` to the next input offset that is not in this state."""
+    """Next input offset that is not in this state, by `topic[partition]`."""
     body: bytes = b""
     """The state as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartExamples:
-    """Worked examples for a supervised start. feeder → trainer, once, in `state`."""
+    """Worked examples for a supervised warm start. feeder → trainer, once, in `state`."""
 
     run_id: str = ""
     """The run."""

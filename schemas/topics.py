@@ -1,4 +1,4 @@
-"""Every topic of a run: its name, what it holds and how it is kept, in the order of the flow."""
+"""Every topic of a run: its name, content and settings, in the order of the data flow."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "de
 NEWEST_OF_KEY = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "min.cleanable.dirty.ratio": "0.1"}
 WITH_LARGE_MESSAGES = {"max.message.bytes": str(8 << 20)}
 FEEDER, EVALUATOR = "feed", "evaluate"
-"""Components that run alone, and keys of their snapshots in `state`.
+"""Components of which a run has only one, and keys of their snapshots in `state`.
 
-The JSON of the feeder's holds, as `next`, the next training number of every stream. That of the evaluator's holds, as
-`open`, rows that begin with workflow, policy, version and number, and, as `done`, (workflow, policy, version).
+The feeder's JSON has the next training number of every stream as `next`. The evaluator's JSON has rows that begin with
+workflow, policy, version and number as `open`, and (workflow, policy, version) as `done`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it should be."""
+    """Required name, partitions and settings of a topic."""
 
     name: str
     partitions: int
     config: dict[str, str] = field(default_factory=dict)
-    """Settings without which the run cannot live."""
+    """Settings that the run requires."""
     made_with: dict[str, str] = field(default_factory=dict)
-    """Further settings of a topic that is made; one that is there may lack them."""
+    """Further settings for creating the topic; an existing topic may lack them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
     """Names of the topics of one run. Run, region, workflow, policy and variant names hold no dots.
 
-    What curates and trains is a policy variant: a policy, or a shadow of it, named `policy.variant` as its topics are.
-    Where a policy is asked for, a policy variant will do; `trajectories` are those of its policy.
+    A policy variant is a policy, or a shadow of it, named `policy.variant`. Curators and trainers work for a policy
+    variant. Every parameter `policy` also takes a policy variant; `trajectories` are those of its policy.
     """
 
     run: str
 
     def __post_init__(self) -> None:
-        """Refuse a run name that could not be distinguished from the rest of a topic's name."""
+        """Refuse a run name that would make topic names ambiguous."""
         check_name("run", self.run)
 
     @property
@@ -108,7 +108,7 @@ class Topics:
 
     @property
     def up_group(self) -> str:
-        """Consumer group of whoever runs `headrace up`; it reads nothing."""
+        """Consumer group of the process that runs `headrace up`; it reads nothing."""
         return f"{self.run}.up"
 
     def _name_of_variant(self, what: str, policy: str, variant: str) -> str:
@@ -124,10 +124,10 @@ class Topics:
         task_partitions: int = 0,
         state_partitions: int = 1,
     ) -> tuple[TopicSpec, ...]:
-        """Return every topic that a run of these workflows, policies and shadows needs, as it should be.
+        """Return the specifications of all topics that a run with these workflows, policies and shadows needs.
 
-        `tasks` has no time limit because the feeder deletes what the workers are done with; `trajectories` and
-        `curated` are the dataset, and only `gc` may shorten them.
+        `tasks` has no time limit, because the feeder deletes finished tasks. `trajectories` and `curated` are the
+        dataset, and only `gc` may shorten them.
         """
         large = {**FOR_EVER, **WITH_LARGE_MESSAGES}
         specs = [TopicSpec(self.recipe, 1, large)]
@@ -158,7 +158,7 @@ class Topics:
 
 
 def check_name(what: str, name: str) -> str:
-    """Return the name, or raise ValueError when it cannot be part of a topic's name."""
+    """Return the name. Raises ValueError if it cannot be part of a topic's name."""
     if not NAME_FORM.fullmatch(name):
         raise ValueError(
             f"{what} name {name[:80]!r} must have at most 63 letters, digits, '-' and '_', and begin with a letter or "
@@ -168,7 +168,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def policy_variant_of(policy: str, variant: str = "") -> str:
-    """Return the name of a policy variant: the policy's own, or that of a shadow, `policy.variant`."""
+    """Return the name of a policy variant: the policy's name, or `policy.variant` for a shadow."""
     return f"{policy}.{variant}" if variant else policy
 
 
@@ -178,27 +178,27 @@ def policy_of(policy_variant: str) -> str:
 
 
 def variant_of(policy_variant: str) -> str:
-    """Return a shadow's own name, without its policy's; empty for a policy."""
+    """Return a shadow's name without its policy's; empty for a policy."""
     return policy_variant.partition(".")[2]
 
 
 def state_partition(component: str, partitions: int) -> int:
-    """Return on which partition of `state` a component has its records; the same in every build and language."""
+    """Return the partition of `state` for a component's records; the same in every build and language."""
     return zlib.crc32(component.encode()) % partitions
 
 
 def trainer_component(policy_variant: str) -> str:
-    """Return as what a trainer is known in `state`; what others say of its policy variant is there too."""
+    """Return a trainer's component name in `state`; all records about its policy variant use it."""
     return f"train.{policy_variant}"
 
 
 def checkpoint_key(policy: str, version: int) -> bytes:
-    """Return the key, in `state`, of the pointer to one of a trainer's checkpoints: compaction keeps them all."""
+    """Return the key in `state` of a checkpoint's pointer; one key per checkpoint, so that compaction keeps all."""
     return f"{checkpoint_prefix(policy).decode()}{version}".encode()
 
 
 def checkpoint_prefix(policy: str) -> bytes:
-    """Return how the keys of a trainer's checkpoint pointers begin."""
+    """Return the common prefix of the keys of a trainer's checkpoint pointers."""
     return f"checkpoint|{policy}|".encode()
 
 
@@ -208,22 +208,22 @@ def examples_key(policy: str) -> bytes:
 
 
 def step_key(policy_variant: str) -> bytes:
-    """Return the key, in `state`, of the step that a trainer has begun last after a start."""
+    """Return the key in `state` of the last step that a trainer began after a start."""
     return f"step|{policy_variant}".encode()
 
 
 def key_of_retired(policy: str, what: str) -> bytes:
-    """Return the key, in `state`, of what is retired of a policy; `what` is as in ObjectsRetired."""
+    """Return the key in `state` of a policy's retired objects; `what` is as in ObjectsRetired."""
     return f"{prefix_of_retired(policy).decode()}{what}".encode()
 
 
 def prefix_of_retired(policy: str) -> bytes:
-    """Return how the keys of what is retired of a policy begin."""
+    """Return the common prefix of the keys of a policy's retired objects."""
     return f"retired|{policy}|".encode()
 
 
 def eval_stream(stream: str) -> str:
-    """Return the stream of evaluations beside a stream of training tasks; no workflow is named `eval`."""
+    """Return the evaluation stream that belongs to a training stream; no workflow may be named `eval`."""
     return f"eval.{stream}"
 
 

@@ -1,4 +1,4 @@
-"""Records of weight versions: the batch that made one, its weights, its evaluation, its checkpoint, its end."""
+"""Records of weight versions: batches, weights, evaluations, checkpoints, and retired objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.schemas.field_types import ClaimCheck, Int32s, NamedObject, no_int
 from headrace.schemas.group_records import EpisodeError
 
 OFF_POLICY_GAP = "off_policy_gap"
-"""Among the metrics of a version: how far the policy is from the one that sampled its batch."""
+"""Name of a version's metric: the distance between the policy and the policy that sampled its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class GroupUse:
     number: int = 0
     """Number of the task."""
     use: int = 0
-    """Number of the use of this group: 0 for fresh, counted up by replays."""
+    """Number of the use of this group: 0 for the first use, above 0 for replays."""
     partition: int = -1
     """Partition of the curated topic: a hint."""
     offset: int = -1
@@ -58,23 +58,23 @@ class BatchTrained:
     variant: str = ""
     """Variant of the curated topic; empty for the main one."""
     version: int = -1
-    """The version that came out; -1 in a record that only reports evictions."""
+    """The new version; -1 in a record that only reports evictions."""
     epoch: int = 0
     """Counts how often the hash chain was cut."""
     revision: int = 0
-    """Recipe revision that the trainer had in force: what `retrain` and a resume use."""
+    """Recipe revision that the trainer used; `retrain` and a resume use it too."""
     groups: tuple[GroupUse, ...] = ()
     """The groups that were trained on, in that order."""
     positions: tuple[Position, ...] = ()
-    """Next offset of every curated partition at the cut."""
+    """Next offset of every curated partition when the batch was cut."""
     evictions: tuple[Eviction, ...] = ()
-    """Groups that left the window untrained since the record before."""
+    """Groups that left the window untrained since the last record."""
     base_hash: str = ""
-    """Hash of the published weights that training began from; within an epoch, that of the version before."""
+    """Hash of the published weights at the start of training; within an epoch, that of the last version."""
     weights_hash: str = ""
-    """Hash of the published weights that came out."""
+    """Hash of the new published weights."""
     fingerprint: dict[str, str] = field(default_factory=dict)
-    """What the numbers depend on: torch, oneDNN and MKL, instruction set, threads, device."""
+    """All that the numbers depend on: torch, oneDNN and MKL, instruction set, threads, device."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Loss, reward, ratio, staleness and times of the step."""
     created_ms: int = 0
@@ -83,7 +83,7 @@ class BatchTrained:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPublished:
-    """A weight version that is in the store, or a further way to one. trainer, compactor → workers, lineage."""
+    """A weight version in the store, or a merged delta to a version. trainer, compactor → workers, lineage."""
 
     run_id: str = ""
     """The run."""
@@ -96,10 +96,10 @@ class WeightsPublished:
     epoch: int = 0
     """Counts how often the hash chain was cut."""
     kind: str = "anchor"
-    """anchor (whole) | delta (against base_version) | merged (deltas of versions before as one; publishes none) | whole
-    (a version whose objects were lost once more; publishes none)."""
+    """anchor (whole weights) | delta (against base_version) | merged (several earlier deltas in one; not a new version)
+    | whole (a version stored again after its objects were lost; not a new version)."""
     base_version: int = -1
-    """Version that a delta, or a merged one, applies to."""
+    """Version to which a delta or merged delta applies."""
     base_hash: str = ""
     """`weights_hash` of the base."""
     weights_hash: str = ""
@@ -107,9 +107,9 @@ class WeightsPublished:
     dtype: str = "bfloat16"
     """Type of the published tensors."""
     weights: ClaimCheck | None = None
-    """The object: safetensors of an anchor, or its index where it has several files, or a delta."""
+    """The object: safetensors of an anchor, or its index if it has several files, or a delta."""
     shards: tuple[NamedObject, ...] = ()
-    """The files that an anchor's index names, in Hugging Face layout; none where it is one file."""
+    """The files that an anchor's index names, in Hugging Face layout; empty if it is one file."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer files beside an anchor, in Hugging Face layout."""
     anchor_offset: int = -1
@@ -133,7 +133,7 @@ class TierResult:
     played: int = 0
     """Episodes that played."""
     avg_at_k: float = 0.0
-    """As that of the whole evaluation; NaN if none played."""
+    """avg_at_k of this tier; NaN if none played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +157,21 @@ class EvalResult:
     samples: int = 0
     """Samples per problem."""
     avg_at_k: float = 0.0
-    """Mean reward over the samples that played, and over the problems with such samples; NaN if none played."""
+    """Mean over problems of the mean reward of the samples that played; NaN if none played."""
     pass_at_k: dict[str, float] = field(default_factory=dict)
-    """k to the unbiased estimate, averaged over the problems of which so many samples played; empty if none did."""
+    """Unbiased estimate by k, averaged over the problems with at least k played samples; empty if none played."""
     mean_length: float = 0.0
     """Mean number of generated tokens of a trajectory."""
     failures: int = 0
-    """Episodes that failed: they are no answers, right or wrong."""
+    """Episodes that failed; they count neither as right nor as wrong."""
     played: int = -1
-    """Episodes that played; -1 where failed ones counted as wrong, as builds before this field did."""
+    """Episodes that played; -1 in results of older builds, which counted failed episodes as wrong."""
     tiers: tuple[TierResult, ...] = ()
-    """The same by tier, in the order of their names; empty where there are fewer than 2 tiers, or more than 16."""
+    """The same by tier, in the order of their names; empty for fewer than 2 or more than 16 tiers."""
     standard_error: float = -1.0
-    """Standard error of avg_at_k over the problems; -1 where fewer than two played, and of builds before this field."""
+    """Standard error of avg_at_k over the problems; -1 if fewer than two played, and in results of older builds."""
     errors: tuple[EpisodeError, ...] = ()
-    """How its episodes failed, the most frequent four; none of builds before this field."""
+    """The four most frequent errors of its episodes; empty in results of older builds."""
 
     @property
     def has_reward(self) -> bool:
@@ -194,22 +194,22 @@ class CheckpointPointer:
     epoch: int = 0
     """Epoch of the weights in it."""
     checkpoint: ClaimCheck | None = None
-    """The object: masters, optimizer, scheduler, random state; or an index of those, where the parts hold them."""
+    """The object: master weights, optimizer, scheduler, random state; or an index, if they are in `parts`."""
     parts: tuple[NamedObject, ...] = ()
-    """What the index names: each process of a trainer of several stores its own shards. None where it is one object."""
+    """Objects that the index names: with several trainer processes, each stores its shards. Empty for one object."""
     weights_hash: str = ""
     """Hash of the published weights."""
     positions: tuple[Position, ...] = ()
-    """Next offset of every curated partition such that all in the window at the checkpoint is at or after it."""
+    """Offset of every curated partition at or before all groups that were in the window at the checkpoint."""
     fingerprint: dict[str, str] = field(default_factory=dict)
-    """What the numbers depend on, as in BatchTrained."""
+    """All that the numbers depend on, as in BatchTrained."""
     batches_offset: int = -1
-    """Offset on `batches` from which a trainer that resumes by it reads; -1: from the beginning."""
+    """Offset on `batches` from which a resuming trainer reads; -1: from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBegun:
-    """A step that a trainer has begun after a start, before it did: what it ends with shows who comes next. trainer."""
+    """A step after a trainer's start, recorded before it runs, to find groups that end the process. trainer."""
 
     run_id: str = ""
     """The run."""
@@ -218,16 +218,16 @@ class StepBegun:
     variant: str = ""
     """Variant of the curated topic; empty for the main one."""
     version: int = -1
-    """The version that it is to make."""
+    """The version that the step makes."""
     times: int = 0
-    """How often a step to this version, or to one before it from the same groups, was begun; this one included."""
+    """How often a step with these groups was begun, this one included."""
     suspects: int = 0
-    """Number of groups still trained in small batches, since a larger one ended the process."""
+    """Number of groups still to be trained in small batches, because a larger batch ended the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectsRetired:
-    """Versions whose objects nothing needs any more, before these are deleted. gc → audit, retrain, export, gc."""
+    """Versions whose objects are no longer needed, recorded before deletion. gc → audit, retrain, export, gc."""
 
     run_id: str = ""
     """The run."""
@@ -238,6 +238,6 @@ class ObjectsRetired:
     what: str = ""
     """weights | checkpoints."""
     versions: Int32s = field(default_factory=no_ints)
-    """All that ever were retired, as pairs (first, last), int32[2R]: what was published or taken of these."""
+    """All versions ever retired, as pairs (first, last), int32[2R]."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""

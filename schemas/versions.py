@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def find_version_range(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
-    """Return the oldest and the newest version that generated a token, or (-1, -1); version 0 is one like any other."""
+    """Return the oldest and newest version that generated a token, or (-1, -1) if no token was generated."""
     oldest, newest = _NEVER, -1
     for trajectory in trajectories:
         for sequence in trajectory.sequences:

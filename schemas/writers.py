@@ -1,8 +1,8 @@
-"""Schemas that a run's other writers brought, and bytes that anybody wrote: looked at before the decoder sees them.
+"""Checks foreign schemas and large messages before the decoder reads them.
 
-The decoder trusts its schema. A recursive one overflows its stack, one whose items take no byte makes 2^60 of them out
-of nothing, and a few bytes an item become a hundred times as much memory. So a foreign schema may hold only what ours
-are made of, where every value takes at least one byte; and a large message is walked once, without building anything.
+The decoder trusts its schema. A recursive schema overflows its stack; with items of zero bytes it would build 2^60
+items; items of a few bytes take a hundred times as much memory. So a foreign schema may have only the types of
+Headrace's schemas, where every value takes at least one byte. A large message is walked once before it is decoded.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from headrace.schemas.avro import SCALARS, Plain, SchemaError
 
 MOST_SCHEMA_CHARACTERS = 1 << 18
 DEEPEST_TYPE = 32
-"""Types within types."""
+"""Deepest nesting of types."""
 LARGE_BYTES = 1 << 18
-"""A smaller message cannot do harm: its values take at most some 30 MB."""
+"""A smaller message is harmless: its values take at most some 30 MB."""
 MOST_VALUES = 1_000_000
-"""Values in one message; they take some 200 MB. A tensor is one value."""
+"""Most values in one message; they take some 200 MB. A tensor is one value."""
 
 Named = dict[str, Any]
 
 
 def parse_foreign_schema(text: str) -> Plain:
-    """Return the schema of a text from elsewhere.
+    """Return the schema in a text of another program.
 
-    Raises SchemaError unless it is a record made of the types of `schemas.avro`'s table, not recursive, and every value
-    in it takes a byte or more.
+    Raises SchemaError unless it is a record of the types in `schemas.avro`'s table, not recursive, and each of its
+    values takes at least one byte.
     """
     if len(text) > MOST_SCHEMA_CHARACTERS:
         raise SchemaError(f"a schema must have at most {MOST_SCHEMA_CHARACTERS} characters; got {len(text)}")
@@ -85,7 +85,7 @@ def _find_full_name(schema: Mapping[str, Any]) -> str:
 
 
 def weigh(schema: Plain, body: memoryview) -> None:
-    """Walk a large body by its writer's schema, building nothing.
+    """Walk a large body by its writer's schema, without building values.
 
     Raises SchemaError for more than MOST_VALUES values, and for lengths that pass the end.
     """
@@ -94,7 +94,7 @@ def weigh(schema: Plain, body: memoryview) -> None:
 
 
 class _Scale:
-    """One walk; `_at` is where it is."""
+    """One walk over a body; `_at` is its position."""
 
     def __init__(self, body: memoryview) -> None:
         self._body = body

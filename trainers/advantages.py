@@ -1,15 +1,15 @@
-"""From rewards to advantages: a pure function for each estimator, by the name that a recipe calls it.
+"""Advantage estimators: pure functions from rewards to advantages, named as in recipes.
 
-All take the sequences of one group, or of a whole batch, where `RewardedSequence.group` tells its groups apart, and
+All functions take the sequences of one group or of a whole batch, whose groups `RewardedSequence.group` numbers, and
 compute in float64. They return float32[n], one advantage for all generated tokens of a sequence, or n arrays
-float32[length], one for each generated token. Plain rewards, float[n], stand for n trajectories of one sequence of one
-token. What is compared is a *key*: the sequences of one group, and with `group_by` of one role, or of one role and
+float32[length], one advantage per generated token. Plain rewards, float[n], count as n trajectories of one sequence of
+one token. What is compared is a *key*: the sequences of one group, and with `group_by` of one role, or of one role and
 turn. With `weight = trajectory` a trajectory is one value per key, the mean of its sequences' rewards there, and all
 its sequences there get the same advantage; with `weight = sequence` every sequence is a value. Values r_1..r_m of one
 key have the mean mu and the standard deviation sigma, unbiased unless said otherwise; a key of one value, or of equal
 ones, gives exactly 0. Statistics are over all sequences, kept or not; those over tokens are over the kept ones.
 
-All raise RewardError for what no advantage follows from, and ValueError for a parameter out of its range.
+All functions raise RewardError for rewards without a defined advantage, and ValueError for a parameter out of range.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 _LARGEST = 1e30
 """Largest reward: the square of a larger one may overflow float64."""
 _SHOWN = 8
-"""Wrong numbers that an error shows."""
+"""Most wrong numbers that an error message shows."""
 
 
 class RewardError(HeadraceError):
-    """A reward from which no advantage follows."""
+    """A reward for which no advantage is defined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class RewardedSequence:
     length: int = 1
     """Generated tokens."""
     baseline: float | None = None
-    """What the workflow compares the reward with; None where it gives none."""
+    """Baseline that the workflow gives; None if it gives none."""
     group: int = 0
     """Index of its group in the batch."""
     kept: bool = True
-    """Whether it is trained on."""
+    """Whether the sequence is trained on."""
     token_rewards: Floats | None = None
-    """float64[length], the reward of each generated token, `reward` in all; None: the whole of it on the last one."""
+    """float64[length], the reward of each generated token, with sum `reward`; None: all of it on the last token."""
     token_values: Floats | None = None
     """float64[length], a critic's value V_t before each generated token; None for V = 0."""
 
@@ -84,9 +84,9 @@ class ComparedValues:
     """The m values of one key."""
 
     sequences: Int64s
-    """int64[k], indices of the sequences that they come from, ascending."""
+    """int64[k], indices of the sequences with this key, ascending."""
     value_of: Int64s
-    """int64[k], index of each one's value."""
+    """int64[k], index of each sequence's value."""
     values: Floats
     """float64[m], the rewards."""
     lengths: Floats
@@ -94,8 +94,10 @@ class ComparedValues:
 
     @property
     def members(self) -> Int64s:
-        """Deprecated: the name that estimators of users may still read."""
-        warnings.warn("ComparedValues.members is called sequences now", DeprecationWarning, stacklevel=2)
+        """Deprecated name of `sequences`, which users' estimators may still read."""
+        warnings.warn(
+            "ComparedValues.members is deprecated: use ComparedValues.sequences", DeprecationWarning, stacklevel=2
+        )
         return self.sequences
 
 
@@ -130,7 +132,7 @@ def dr_grpo(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight:
 
 
 def rloo(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
-    """RLOO (arXiv 2402.14740): r_i less the mean of the others, m / (m-1) * (r - mu), float32[n]."""
+    """RLOO (arXiv 2402.14740): r_i minus the mean of the others, m / (m-1) * (r - mu), float32[n]."""
     return _apply_by_key(
         sequences, group_by, weight, lambda key: _centre(key) * (key.values.size / (key.values.size - 1))
     )
@@ -149,7 +151,7 @@ def maxrl(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: W
 def opo(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
     """OPO (arXiv 2505.23585): r_i - sum_j L_j r_j / sum_j L_j with L generated tokens, float32[n].
 
-    The lengths of a trajectory's sequences add up. Where nothing was generated mu is the baseline.
+    The lengths of a trajectory's sequences are added. If nothing was generated, the baseline is mu.
     """
 
     def formula(key: ComparedValues) -> Floats:
@@ -175,10 +177,10 @@ def pass_at_k(
 
 
 def given(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory") -> Float32s:
-    """Subtract the workflow's own baseline from each sequence's reward: r - `RewardedSequence.baseline`, float32[n].
+    """Subtract the workflow's baseline from each sequence's reward: r - `RewardedSequence.baseline`, float32[n].
 
-    So ReMax (arXiv 2310.10505) is one whose workflow gives the reward of a greedy completion. Where the workflow gives
-    none, the mean mu of the sequence's key is the baseline. Raises RewardError for a group without any.
+    For ReMax (arXiv 2310.10505) the workflow gives the reward of a greedy completion as the baseline. For a sequence
+    without a baseline, the mean mu of its key is used. Raises RewardError for a group without any baseline.
     """
     known = _check_sequences(sequences)
     _check_baselines(known)
@@ -222,8 +224,8 @@ def lite_ppo(
 def reinforce_pp(sequences: RewardedSequences, *, gamma: float = 1.0, eps: float = 1e-5) -> list[Float32s]:
     """REINFORCE++ (arXiv 2501.03262): R_t = sum_{s >= t} gamma^(s-t) r_s, whitened, n arrays float32[length].
 
-    Steps of gamma are generated tokens: observations between them do not count. Whitened over the generated tokens of
-    the batch, as `batch_norm`.
+    The discount gamma applies per generated token; observations do not count. Whitening is over the generated tokens of
+    the batch, as in `batch_norm`.
     """
     within(0, 1, gamma=gamma)
     known = _check_sequences(sequences)
@@ -234,7 +236,7 @@ def reinforce_pp(sequences: RewardedSequences, *, gamma: float = 1.0, eps: float
 def reinforce_pp_baseline(
     sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
 ) -> Float32s:
-    """REINFORCE++ with the group as baseline (arXiv 2501.03262): r - mu, whitened as `batch_norm`, float32[n]."""
+    """REINFORCE++ with the group's mean as baseline (arXiv 2501.03262): r - mu, whitened as in `batch_norm`."""
     known = _check_sequences(sequences)
     centred = _apply_by_key_exactly(known, group_by, weight, _centre)
     return _whiten_each(centred, known, eps)
@@ -243,8 +245,8 @@ def reinforce_pp_baseline(
 def batch_norm(advantages: Advantages, sequences: RewardedSequences, *, eps: float = 1e-5) -> Advantages:
     """Return (A - mean) / (std + eps) in the form of `advantages`, over the generated tokens of all kept sequences.
 
-    The deviation is unbiased, and a sequence weighs as much as it has tokens. Fewer than 2 tokens, or equal advantages,
-    give exactly 0.
+    The deviation is unbiased, and every token has the same weight. Fewer than 2 tokens, or equal advantages, give
+    exactly 0.
     """
     known = _check_sequences(sequences)
     if isinstance(advantages, np.ndarray):
@@ -258,10 +260,10 @@ def batch_norm(advantages: Advantages, sequences: RewardedSequences, *, eps: flo
 def gae(
     sequences: RewardedSequences, *, gamma: float = 1.0, lam: float = 1.0, length_adaptive: float | None = None
 ) -> list[Float32s]:
-    """GAE (arXiv 1506.02438) of each sequence's generated tokens, as `generalized_advantage`: n arrays float32[length].
+    """GAE (arXiv 1506.02438) over each sequence's generated tokens, see `generalized_advantage`: float32[length] each.
 
     Without a critic, V = 0, A_t is the sum of later rewards discounted by gamma * lam. With `length_adaptive` = alpha,
-    lam is that of VAPO (arXiv 2504.05118): 1 - 1 / (alpha * length), at least 0; its authors take 0.05.
+    lam is as in VAPO (arXiv 2504.05118): 1 - 1 / (alpha * length), at least 0; its authors use alpha = 0.05.
     """
     if length_adaptive is not None and not length_adaptive > 0:
         raise ValueError(f"length_adaptive must be above 0, got {length_adaptive}")
@@ -292,9 +294,8 @@ def generalized_advantage(
         values: float[T], V_t; 0 without a critic.
         gamma: Discount of rewards.
         lam: Discount of deltas.
-        mask: bool[T], False on tokens that were observed, not generated: A and V are carried over them unchanged, both
-            results are 0 there, and a reward that falls on one moves to the last generated token before it (or to the
-            first one of all).
+        mask: bool[T], False on observed tokens. A and V pass over them unchanged, and both results are 0 there. A
+            reward on an observed token moves to the last generated token before it, or to the first generated token.
     """
     within(0, 1, gamma=gamma, lam=lam)
     each = np.asarray(rewards, np.float64)
@@ -318,9 +319,9 @@ def generalized_advantage(
 def rae(
     rewards: Sequence[float], roles: Sequence[str], baselines: Mapping[str, float] | None = None, *, decay: float = 0.95
 ) -> tuple[Float32s, dict[str, float]]:
-    """RAE (arXiv 2506.24119): one reward after the other, r - b_role, then b_role <- decay b_role + (1 - decay) r.
+    """RAE (arXiv 2506.24119): for each reward in order r - b_role, then b_role <- decay b_role + (1 - decay) r.
 
-    For code of your own, which keeps the state: returns float32[n] and the baselines afterwards; a new role's is 0.
+    For your own code, which must keep the state: returns float32[n] and the new baselines; a new role starts at 0.
     """
     within(0, 1, decay=decay)
     known, advantages = dict(baselines or {}), np.zeros(len(rewards), np.float64)
@@ -347,11 +348,11 @@ ADVANTAGES: Mapping[str, Callable[..., Advantages]] = {
 }
 """Estimators by name: `advantage = { use = "grpo", eps = 1e-5 }`; the other keys are the function's parameters.
 
-Role-conditioned estimation is no such one, only the function `rae`: its baseline remembers all rewards before, so a
-version could not be made again from its batch alone.
+Role-conditioned estimation is not in the table, only available as the function `rae`: its baseline depends on all
+earlier rewards, so a version could not be remade from its batch alone.
 """
 WHOLE_BATCH = frozenset({"gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline"})
-"""Those whose advantages of a group depend on the other groups of its batch."""
+"""Estimators whose advantages of a group depend on the other groups of its batch."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
@@ -360,7 +361,7 @@ WHOLE_BATCH = frozenset({"gpg", "lite_ppo", "reinforce_pp", "reinforce_pp_baseli
 def iterate_comparisons(
     sequences: Sequence[RewardedSequence], group_by: GroupBy, weight: Weight
 ) -> Iterator[ComparedValues]:
-    """Yield the values of every key, keys in the order in which they begin. For estimators of your own, too."""
+    """Yield the values of every key, in the order of each key's first sequence. Your own estimators may use it."""
     if group_by not in _KEYS or weight not in ("trajectory", "sequence"):
         raise ValueError(
             f"group_by must be one of {', '.join(_KEYS)}, and weight must be trajectory or sequence; got "
@@ -392,7 +393,7 @@ def _apply_by_key_exactly(
     weight: Weight,
     formula: Callable[[ComparedValues], Floats],
 ) -> Floats:
-    """Return float64[n], by `formula` for each key with at least two different values; for other keys 0."""
+    """Return float64[n]: `formula` for each key with at least two different values, 0 for other keys."""
     advantages = np.zeros(len(sequences), np.float64)
     for key in iterate_comparisons(sequences, group_by, weight):
         if _has_spread(key.values):
@@ -439,10 +440,10 @@ def _rewards_of(sequence: RewardedSequence) -> Floats:
 
 
 def _sum_discounted(values: Floats, factor: float) -> Floats:
-    """Return S_t = sum_{s >= t} factor^(s-t) v_s, float64[T], in log2(T) passes over windows that double."""
+    """Return S_t = sum_{s >= t} factor^(s-t) v_s, float64[T], in log2(T) passes with doubling windows."""
     sums, width, share = values.copy(), 1, factor
     while width < sums.size and share > 0:
-        sums[:-width] += share * sums[width:]  # numpy multiplies first: the right side is of the pass before
+        sums[:-width] += share * sums[width:]  # numpy multiplies first, so the right side has the last pass's values
         width, share = 2 * width, share * share
     return sums
 
@@ -450,7 +451,7 @@ def _sum_discounted(values: Floats, factor: float) -> Floats:
 def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
     """Return the sequences; plain rewards become trajectories of one token.
 
-    Raises RewardError for what no advantage follows from.
+    Raises RewardError for rewards for which no advantage is defined.
     """
     known = [
         sequence if isinstance(sequence, RewardedSequence) else RewardedSequence(index, "", float(sequence))
@@ -492,7 +493,7 @@ def _check_baselines(sequences: Sequence[RewardedSequence]) -> None:
 
 
 def _to_float32(advantages: Floats) -> Float32s:
-    with np.errstate(over="ignore"):  # infinite then, which `Estimator` refuses
+    with np.errstate(over="ignore"):  # too large values become infinite, which `Estimator` refuses
         return advantages.astype(np.float32)
 
 

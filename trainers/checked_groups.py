@@ -1,4 +1,4 @@
-"""Groups that wait for training: decoded, and known to be what this learner can train on."""
+"""Decodes groups and checks that this learner can train on them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def prepare_checked_group(
     tokenizer_hash: Callable[[], str],
     newest_version: float,
 ) -> PreparedGroup:
-    """Return a group that can be trained on.
+    """Return a prepared group that can be trained on.
 
     Args:
         decoded: The group with its trajectories.
         limits: Limits of the model.
         settings: Settings of the trainer.
-        tokenizer_hash: Returns the BLAKE3 of the policy's tokenizer, empty where there is none; asked of a group that
-            names one, as it may have to be fetched.
-        newest_version: No token can be of a later one; infinite where nobody knows.
+        tokenizer_hash: Returns the BLAKE3 of the policy's tokenizer, empty if there is none. It is called only for a
+        group that names a tokenizer, because it may have to fetch the policy's.
+        newest_version: The newest version that a token can have; infinite if unknown.
 
-    Raises BatchError, RewardError and AdvantageError for what makes it unusable.
+    Raises BatchError, RewardError and AdvantageError for an unusable group.
     """
     tokenizer = decoded.trajectory_group.tokenizer_hash
     if tokenizer and tokenizer != tokenizer_hash():

@@ -1,6 +1,6 @@
-"""Signs that a training run is not well, judged from the metrics of its versions; each with what to do about it.
+"""Finds signs of an unhealthy training run in the metrics of its versions, with advice for each.
 
-The metrics are those in BatchTrained, so that the trainer, the page and a replay of the run reach the same judgement.
+The metrics are those in BatchTrained, so the trainer, the page and a replay of the run get the same findings.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from typing import NamedTuple, TypeAlias
 Metrics: TypeAlias = Mapping[str, float]
 
 HEALTH_LOOK_BACK = 20
-"""Versions that a judgement rests on: whoever keeps so many judges as from the run's whole past."""
+"""Newest versions that findings depend on; earlier versions change nothing."""
 LARGE_GAP = 0.02
-"""Nats, mean over tokens; on the published weights below 1e-4 is normal on a CPU, 1e-2 on a served GPU engine."""
+"""Mean nats per token with equal weights; below 1e-4 is normal on a CPU, below 1e-2 on a served GPU engine."""
 LARGE_KL = 0.1
-"""Nats a token, from the weights that sampled to those that train."""
+"""KL in nats per token, from the sampling weights to the trained weights."""
 SMALL_SAMPLE = 0.3
-"""Share of the tokens that the effective sample size comes to."""
+"""Effective sample size as a share of the tokens."""
 MANY_CLIPPED = 0.4
 MANY_REJECTED = 0.5
 MANY_TRUNCATED = 0.5
 MANY_EQUAL = 0.9
 STEEP = 10.0
-"""How many times its usual size a gradient's norm may be."""
+"""How many times its usual value a gradient norm may be."""
 HEALTH_EDGE = 5
 SMALL_FALL = 0.1
-"""A reward that falls by less may only be noise."""
+"""Fall of the mean reward below which it may be noise."""
 FALL = 0.5
-"""Share of its best mean over HEALTH_EDGE versions that the reward may fall to."""
+"""Share of the best mean over HEALTH_EDGE versions to which the reward may fall."""
 ENTROPY_LEFT = 0.1
-"""Share of the entropy of the run's first version, or of the look-back's, below which a policy has collapsed."""
+"""Share of the entropy at the run's or the look-back's first version below which a policy has collapsed."""
 
 
 ENTROPY_FIRST = "entropy_first"
-"""Metric that every version hands on: the entropy of the run's first version."""
+"""Metric that every version copies from the last: the entropy of the run's first version."""
 
 
 class HealthFinding(NamedTuple):
-    """Something that is not well."""
+    """A problem found in the metrics."""
 
     name: str
-    """One word for it, the same whatever the figures."""
+    """Fixed name of the kind of problem."""
     sentence: str
-    """What was seen, what it means, and what to do."""
+    """The observation, its meaning, and advice."""
 
 
 def findings(recent: Iterable[Metrics]) -> list[HealthFinding]:
-    """Return what is not well with the newest version, worst first.
+    """Return the problems of the newest version, worst first.
 
     Args:
         recent: Metrics of the last HEALTH_LOOK_BACK versions or fewer, oldest first, as BatchTrained holds them.
@@ -70,8 +70,8 @@ def _find_not_finite(now: Metrics) -> Iterator[HealthFinding]:
     if skipped := now.get("steps_skipped", 0.0):
         yield HealthFinding(
             "not_finite",
-            f"{skipped:.0f} optimizer steps of this version were skipped, as loss or gradient was not finite: lower "
-            "trainer.learning_rate, and look at the batch for extreme rewards or log-probabilities.",
+            f"{skipped:.0f} optimizer steps of this version were skipped, because loss or gradient was not finite: "
+            "lower trainer.learning_rate, and look at the batch for extreme rewards or log-probabilities.",
         )
 
 
@@ -81,8 +81,8 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]
     if len(entropies) > HEALTH_EDGE and entropies[-1] < ENTROPY_LEFT * first:
         yield HealthFinding(
             "entropy_collapse",
-            f"Entropy has fallen from {first:.3f} to {entropies[-1]:.3f}, the policy settles on few answers: raise the "
-            "loss's clip_high or trainer.entropy, hold it by trainer.kl, or lower trainer.learning_rate.",
+            f"Entropy has fallen from {first:.3f} to {entropies[-1]:.3f}, so the policy gives few different answers: "
+            "raise the loss's clip_high or trainer.entropy, add trainer.kl, or lower trainer.learning_rate.",
         )
     rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
     means = [sum(rewards[end - HEALTH_EDGE : end]) / HEALTH_EDGE for end in range(HEALTH_EDGE, len(rewards) + 1)]
@@ -91,7 +91,7 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]
         yield HealthFinding(
             "reward_collapse",
             f"Mean reward has fallen from {best:.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin "
-            "again from a version before, with a lower trainer.learning_rate or trainer.max_staleness.",
+            "again from an earlier version, with a lower trainer.learning_rate or trainer.max_staleness.",
         )
 
 
@@ -101,8 +101,8 @@ def _find_steep_gradient(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]:
     if len(usual) >= HEALTH_EDGE and largest > STEEP * usual[len(usual) // 2]:
         yield HealthFinding(
             "steep",
-            f"The norm of a gradient was {largest:.3g}, and {usual[len(usual) // 2]:.3g} is usual: trainer.grad_clip "
-            "has cut it. If it comes again, lower trainer.learning_rate.",
+            f"The norm of a gradient was {largest:.3g}, while {usual[len(usual) // 2]:.3g} is usual. "
+            "trainer.grad_clip has clipped it; if this repeats, lower trainer.learning_rate.",
         )
 
 
@@ -111,9 +111,9 @@ def _find_mismatch(now: Metrics) -> Iterator[HealthFinding]:
     if gap > LARGE_GAP:
         yield HealthFinding(
             "mismatch",
-            f"Engine and trainer are {gap:.2g} apart in the log-probability of tokens of the very same weights: check "
-            "that both have the same model, tokenizer, sampling temperature and precision; until then let "
-            'trainer.correction = ["tis"] make up for it.',
+            f"Engine and trainer differ by {gap:.2g} in log-probabilities computed with the same weights: check that "
+            "both have the same model, tokenizer, sampling temperature and precision; until then correct for it with "
+            'trainer.correction = ["tis"].',
         )
 
 
@@ -123,7 +123,7 @@ def _find_off_policy(now: Metrics) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "off_policy",
             f"The data are far from the policy (effective sample size {sample:.0%}, KL {divergence:.3g}): lower "
-            'trainer.max_staleness or trainer.learning_rate, or take trainer.loss = "m2po" or "decoupled_ppo".',
+            'trainer.max_staleness or trainer.learning_rate, or use trainer.loss = "m2po" or "decoupled_ppo".',
         )
     rejected = now.get("rejected_fraction", 0.0)
     if rejected > MANY_REJECTED:
@@ -146,12 +146,12 @@ def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
     if truncated > MANY_TRUNCATED:
         yield HealthFinding(
             "truncated",
-            f"{truncated:.0%} of the trajectories end at their limit of tokens, not by themselves: where that is not "
-            "meant, raise rollout.max_tokens, or teach the policy to stop.",
+            f"{truncated:.0%} of the trajectories end at the token limit, not with an end token: raise "
+            "rollout.max_tokens, or teach the policy to stop.",
         )
     if equal > MANY_EQUAL:
         yield HealthFinding(
             "equal_rewards",
-            f"{equal:.0%} of the batch's groups have one reward throughout and teach nothing: put drop_zero_variance "
-            "into the chain, or take tasks that are neither solved nor hopeless.",
+            f"In {equal:.0%} of the batch's groups all rewards are equal, so they teach nothing: put "
+            "drop_zero_variance into the chain, or use tasks that the policy solves only sometimes.",
         )

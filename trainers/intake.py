@@ -1,4 +1,4 @@
-"""From a record of the curated topic to a group that waits in the window, or to the reason why it does not."""
+"""Turns records of the curated topic into groups for the window, or into the reason why they are refused."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from headrace.trainers.checked_groups import prepare_checked_group
 from headrace.trainers.learner.limits import Limits
 
 UNUSABLE = (SchemaError, ObjectMissing, ObjectCorrupt, BatchError, RewardError, AdvantageError)
-"""What decoding raises for a group that cannot be trained on."""
+"""Errors of decoding a group that cannot be trained on."""
 MOST_FAILURES = 8
-"""Groups in a row over which the advantage may fail. One that fails over each would use up rollouts without end. So
-would a recipe whose groups are all refused: two batches of them, at least so many, end a run without a version."""
+"""Groups in a row for which the advantage may fail, so that rollouts are not wasted without end. For the same reason a
+run ends if it has no version and all its groups, two batches and at least so many, were refused."""
 
 
 class Intake:
-    """Decodes curated groups as they arrive, so that one that cannot be trained on is known before its batch.
+    """Decodes curated groups when they arrive, to find unusable groups before their batch.
 
     Args:
         run: The run whose curated topic and store hold the groups.
         policy_variant: The policy or shadow that is trained.
         limits: Limits of its model.
         files: Config and tokenizer of the policy.
-        watch: Takes the time of fetching and decoding.
+        watch: Measures the time of fetching and decoding.
         newest_version: Returns the newest version that the trainer has made.
     """
 
@@ -62,27 +62,27 @@ class Intake:
         self._first_uses = FirstUseCache(LoggedFirstUses(run, policy_variant))
         self._arrivals = 0
         self.arrived_at = time.monotonic()
-        """When a group arrived last."""
+        """When the last group arrived."""
         self._advantage_failures = 0
-        """Groups in a row over which the advantage failed."""
+        """Number of groups in a row for which the advantage failed."""
         self._has_taken, self._refused = False, 0
-        """Whether a group was taken in this life, and how many were refused before."""
+        """Whether this process accepted a group, and how many it refused before."""
         self._head = -1
-        """In a shadow, the highest `head_version` of the groups that were read."""
+        """In a shadow: the highest `head_version` of the groups read."""
 
     @property
     def version_now(self) -> int:
-        """The version by which groups are old: the trainer's; of a shadow, that of the engines that play for it."""
+        """Version from which staleness is counted: the trainer's, or in a shadow the version of the engines."""
         return self._head if self._settings.is_shadow else self._newest_version()
 
     def build_entry_or_eviction(
         self, message: Message, curated: CuratedGroup
     ) -> Waiting[PreparedGroup] | WindowEviction[PreparedGroup]:
-        """Return a group as it waits in the window; a replay gets the group of its first use.
+        """Return a group as a window entry; a replay gets the group of its first use.
 
-        A replay whose first use has left the log is evicted as `missing`. Raises MessageRefused as `unusable`, and
-        AdvantageError when the advantage has failed over MOST_FAILURES groups in a row; UsageError before the first
-        version when no group was ever taken.
+        A replay whose first use has left the log is evicted as `missing`. Raises MessageRefused with reason `unusable`;
+        AdvantageError when the advantage has failed for MOST_FAILURES groups in a row; and UsageError before the first
+        version if every group was refused.
         """
         self._arrivals += 1
         self.arrived_at = time.monotonic()
@@ -99,7 +99,7 @@ class Intake:
             raise MessageRefused("unusable", str(error)) from error
 
     def _count_refused(self, error: Exception) -> None:
-        """Raise the error, or UsageError, where so many groups were refused that no version will come."""
+        """Count a refused group. Raises the error, or UsageError, after so many that no version will come."""
         if isinstance(error, AdvantageError):
             self._advantage_failures += 1
             if self._advantage_failures >= MOST_FAILURES:
@@ -108,7 +108,8 @@ class Intake:
             self._refused += 1
             if self._refused >= max(MOST_FAILURES, 2 * self._settings.groups_per_batch):
                 raise UsageError(
-                    f"no version can be made: each of the first {self._refused} groups was refused. The newest: {error}"
+                    f"no version can be made: each of the first {self._refused} groups was refused. The last error: "
+                    f"{error}"
                 ) from error
 
     def _build_waiting(self, message: Message, curated: CuratedGroup, payload: PreparedGroup) -> Waiting[PreparedGroup]:
@@ -124,7 +125,7 @@ class Intake:
         )
 
     def _prepare(self, curated: CuratedGroup) -> PreparedGroup:
-        """Return a group as the learner would be given it. Raises what makes it unusable."""
+        """Return a group as the learner gets it. Raises the error that makes it unusable."""
         group = decode_group(self._run, curated)
         known = math.inf if self._settings.is_shadow else self._newest_version()
         found = prepare_checked_group(group, self._limits, self._settings, lambda: self._tokenizer_hash, known)
@@ -136,7 +137,7 @@ class Intake:
 
     @cached_property
     def _tokenizer_hash(self) -> str:
-        """BLAKE3 of the policy's tokenizer; empty where none was published."""
+        """BLAKE3 of the policy's tokenizer; empty if none was published."""
         found = (file.claim for file in self._files if file.name == TOKENIZER_FILE)
         claim = next(found, None)
         return "" if claim is None else blake3(self._run.get(claim)).hexdigest()

@@ -1,11 +1,10 @@
-"""Warm starts that this machine has done: the same one is not done twice, as it would end with the same bits.
+"""Cache of warm starts on this machine: the same warm start gives the same bits, so it is not run twice.
 
-Each is a file in the cache folder of this user, named by a hash of all that its result depends on. One that is missing
-or damaged is done again. Models of more than `MOST_MODEL_BYTES` are not kept, and no more than `MOST_KEPT` of the
-others.
+Each result is a file in the user's cache folder, named by a hash of all that it depends on. A missing or damaged result
+is computed again. Models of more than `MOST_MODEL_BYTES` are not kept, and at most `MOST_KEPT` results.
 
-Beside it a file of the same name holds how far one under way is, so that a run whose processes are killed again and
-again comes to its first version. It goes with the end of the warm start.
+Another file of the same name holds the progress of a running warm start, so that a run reaches its first version even
+if its processes are killed repeatedly. The end of the warm start removes it.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ from headrace.trainers.learner.warm_start import (
 MOST_MODEL_BYTES = 64 << 20
 MOST_KEPT = 16
 MOST_UNDER_WAY_BYTES = 4 << 30
-"""Largest model whose progress is kept; the progress takes some six times as much."""
+"""Largest model whose progress is kept; progress takes some six times the model's size."""
 MOST_UNDER_WAY = 2
 ROOMS = ("schemas", "infra", "envs", "producers", "trainers")
-"""Rooms whose source may decide over a result."""
+"""Top-level packages whose source can change a result."""
 
 UNDER_WAY = ".part"
 NOW, KEPT, WEIGHT, MOMENT = "now", "kept", "weight", "moment"
-"""Parts of the names of tensors there."""
+"""Parts of the tensor names in a progress file."""
 
 log = structlog.get_logger()
 
 
 class KeptWarmStart(Follower):
-    """The folder of one warm start's result: of a model as it is now, with these examples and settings.
+    """The cached result and progress of one warm start: of this model, with these examples and settings.
 
     Args:
-        model: Before its first step.
-        tokenizer: Its own.
-        examples: What is learnt from, and what is measured on.
-        settings: How.
+        model: The model before its first step.
+        tokenizer: Its tokenizer.
+        examples: Examples for training and for measuring.
+        settings: Settings of the warm start.
         folder: Where results are kept, instead of the cache folder.
     """
 
@@ -98,7 +97,7 @@ class KeptWarmStart(Follower):
         self._path = self._folder / f"{name}.safetensors" if size <= MOST_MODEL_BYTES else None
 
     def load_into_model(self) -> WarmStartResult | None:
-        """Give the model the weights of its result, and return that; None where none is kept, or it is damaged."""
+        """Load the cached weights into the model and return the result; None if it is missing or damaged."""
         if self._path is None:
             return None
         try:
@@ -117,7 +116,7 @@ class KeptWarmStart(Follower):
         return result
 
     def keep(self, result: WarmStartResult) -> None:
-        """Keep the model's weights, and drop those that were not used for the longest time, and its progress."""
+        """Keep the model's weights; remove its progress and the least recently used results."""
         if self._under_way is not None:
             with suppress(OSError):
                 self._under_way.unlink(missing_ok=True)
@@ -134,7 +133,7 @@ class KeptWarmStart(Follower):
             log.debug("warm_start.not_kept", why=str(error))
 
     def save(self, progress: SearchProgress) -> None:
-        """Keep how far the warm start is."""
+        """Store the progress of the warm start."""
         if self._under_way is None:
             return
         states = {KEPT: progress.kept} | ({NOW: progress.now} if progress.now is not None else {})
@@ -155,7 +154,7 @@ class KeptWarmStart(Follower):
             log.debug("warm_start.not_kept", why=str(error))
 
     def resume(self) -> SearchProgress | None:
-        """Return how far the same warm start was; None where that is not known, or damaged."""
+        """Return the stored progress of the same warm start; None if it is missing or damaged."""
         if self._under_way is None:
             return None
         try:
@@ -175,7 +174,7 @@ FIGURES = ("stride", "rate", "reward", "curve", "steps", "taken", "done")
 
 
 def _state(tensors: Mapping[str, torch.Tensor], which: str) -> ModelState:
-    """Return a state from the tensors that are named by it."""
+    """Return the state named `which` from the tensors."""
 
     def part(kind: str) -> dict[str, torch.Tensor]:
         begin = f"{which}.{kind}."
@@ -185,7 +184,7 @@ def _state(tensors: Mapping[str, torch.Tensor], which: str) -> ModelState:
 
 
 def _hash_own_code() -> str:
-    """Return a hash of our code: other code may learn otherwise."""
+    """Return a hash of Headrace's code, because other code may give another result."""
     found, top = blake3(), Path(__file__).parents[1]
     for room in ROOMS:
         for folder, _, files in sorted(os.walk(top / room)):

@@ -23,7 +23,7 @@ from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.publisher import WindowMark, build_pointer
 
 UNKNOWN_USE = UseId("", -1, 0)
-"""Identity of a record that cannot be read."""
+"""Use id of an unreadable record."""
 
 
 @dataclass(slots=True)
@@ -36,17 +36,17 @@ class TrainerMessages:
     fingerprint: dict[str, str]
     """Fingerprint of the learner's numerics."""
     weights_hash: str
-    """Hash of the newest version that was written."""
+    """Hash of the newest written version."""
     positions: Mapping[PartitionId, int]
-    """Next offsets of the topics that are read, as they are at any moment."""
+    """Next offsets of the input topics; always current."""
     offsets: BatchOffsets
     """Offsets of the records on `batches`."""
 
     def build_dead_letter(self, message: Message, refusal: Refusal, key: UseId = UNKNOWN_USE) -> list[Outgoing]:
-        """Return a record's dead letter and, beside how far we are, its offset as dead.
+        """Return a record's dead letter, and a BatchTrained with the positions and the record's offset as dead.
 
-        By these no successor writes the dead letter again, or takes in the record once it can read it: one sent back
-        has another offset. A shadow writes an outcome instead of a dead letter.
+        So no successor writes the dead letter again, or takes in the record even if it can read it: a copy that is sent
+        back has another offset. A shadow writes an outcome instead of a dead letter.
         """
         if variant_of(self.policy_variant):
             outcome = build_shadow_loss(self.run.run_id, self.policy_variant, message, refusal)
@@ -60,7 +60,7 @@ class TrainerMessages:
         return [*reported, self._build_batch_message(dead)]
 
     def build_step_begun(self, version: int, times: int, suspects: int) -> Outgoing:
-        """Return the note of a step that is about to begin; what it says is as in StepBegun."""
+        """Return the StepBegun record of a step that is about to begin."""
         record = StepBegun(
             run_id=self.run.run_id,
             policy=policy_of(self.policy_variant),
@@ -73,7 +73,7 @@ class TrainerMessages:
         return Outgoing(topic, codec.encode(record), step_key(self.policy_variant), partition=partition)
 
     def build_poison_dead_letters(self, batch: Sequence[Waiting[PreparedGroup]], version: int) -> list[Outgoing]:
-        """Return the dead letters of a batch over which the step to a version ended the process again and again."""
+        """Return the dead letters of a batch whose step ended the process repeatedly."""
         topic = self.run.topics.curated(self.policy_variant)
         why = f"training version {version} on these {len(batch)} groups ended the trainer's process again and again"
         outgoing = [self.build_step_begun(version, 0, 0)]
@@ -84,7 +84,7 @@ class TrainerMessages:
         return outgoing
 
     def report_evictions(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
-        """Return a record of evictions, which makes no version, and their outcomes."""
+        """Return a BatchTrained with evictions and without a version, and the evictions' outcomes."""
         record = replace(self._build_record(), evictions=tuple(_build_eviction(e) for e in evictions))
         return [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
 
@@ -95,13 +95,13 @@ class TrainerMessages:
         evictions: Sequence[WindowEviction[PreparedGroup]],
         window: Mapping[int, int],
     ) -> list[Outgoing]:
-        """Return the records of a version's transaction, but for its event.
+        """Return the records of a version's transaction, without its weights event.
 
         Args:
             made: The version.
             metrics: Metrics of the version.
-            evictions: Evictions since the record before.
-            window: By partition, the first offset that a successor must read to have the window again.
+            evictions: Evictions since the last record.
+            window: By partition, the first offset that a successor must read to rebuild the window.
         """
         request, uploaded = made.request, made.uploaded
         record = replace(

@@ -1,6 +1,6 @@
-"""What a trainer does next. A state machine without I/O: from how far learner and input are to an action.
+"""Decides what a trainer does next. A state machine without I/O, from the progress of learner and input to an action.
 
-`Trainer` (trainer.py) takes the action, on a real learner and log. A model of the protocol may take it on others.
+`Trainer` (trainer.py) performs the action on a real learner and log; the protocol's test model uses its own.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from headrace.trainers.batches.window import T, Waiting, Window, WindowEviction,
 from headrace.trainers.versions.lost_objects import StoreChecks
 
 RUN_DRY_S = 3.0
-"""When the run is over a shadow waits for so long for what its curator still writes; what comes later is trained too,
-where it makes a batch."""
+"""Seconds that a shadow waits, after the end of the run, for groups from its curator. Later groups are still trained
+on if they fill a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far learner and input are, at one moment."""
+    """Progress of learner and input at one moment."""
 
     version: int
-    """The newest that the learner has made."""
+    """The newest version that the learner has trained."""
     is_free: bool
-    """Whether the learner may be given a step. Asked before `version`, as a step may end in between."""
+    """Whether the learner can take a step. Read before `version`, because a step may end in between."""
     is_empty: bool
-    """Whether all versions that were begun are on the log."""
+    """Whether all begun versions are on the log."""
     free_since: float
-    """Since when the learner rests, by the scheduler's clock; while it does."""
+    """Time since which the learner is idle, by the scheduler's clock; valid while it is idle."""
     has_version: bool
-    """Whether the oldest version that was begun can be committed."""
+    """Whether the oldest begun version can be committed."""
     has_store_check: bool
-    """Whether a check of the store has ended."""
+    """Whether a store check has ended."""
     version_now: int
-    """The version by which groups are old."""
+    """The version from which staleness is counted."""
     arrived_at: float
-    """When a group arrived last, by the scheduler's clock."""
+    """When the last group arrived, by the scheduler's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndStoreCheck:
-    """Take the result of the check of the store; publish the whole weights that it uploaded, if it did."""
+    """Take the result of the store check; publish the whole weights if it uploaded them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitVersion(Generic[T]):
-    """Write the records of the oldest version that was begun, with these evictions."""
+    """Write the records of the oldest begun version, with these evictions."""
 
     evictions: list[WindowEviction[T]]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportEvictions(Generic[T]):
-    """Write a record of evictions that makes no version."""
+    """Write a record of evictions without a version."""
 
     evictions: list[WindowEviction[T]]
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonBatch(Generic[T]):
-    """Write a dead letter for each group of a batch that ends the process again and again."""
+    """Write a dead letter for each group of a batch that ends the process repeatedly."""
 
     version: int
     batch: list[Waiting[T]]
@@ -73,46 +73,46 @@ class PoisonBatch(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class NoteStep:
-    """Write that the step to a version is about to begin; it does when this is committed."""
+    """Record that the step to a version is about to begin; it begins when the record is committed."""
 
     version: int
     times: int
-    """How often the step to it was noted, this time included."""
+    """How often the step to this version was noted, this time included."""
     groups: int
-    """Number of groups of the batch that it will get."""
+    """Number of groups in its batch."""
     suspects: int
     """See `Trials`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginStep(Generic[T]):
-    """Let the learner make a version of a batch."""
+    """Let the learner train a version on a batch."""
 
     version: int
     batch: list[Waiting[T]]
     must_publish: bool
-    """Whether somebody waits for just this version."""
+    """Whether this version must be published, because an evaluation or the run's end waits for it."""
     checkpoint: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CheckStore:
-    """See whether the store still has what leads to the newest version."""
+    """Check that the store still has all objects for the newest version."""
 
     read: bool
     """Read the objects too."""
     apply: bool = False
-    """Make the newest version of them."""
+    """Also build the newest version from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """All is written that was begun: the process may end."""
+    """All begun work is written: the process may end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing is to be done."""
+    """There is nothing to do."""
 
 
 Action: TypeAlias = (
@@ -129,14 +129,14 @@ Action: TypeAlias = (
 
 
 class Scheduler(Generic[T]):
-    """Decides turn by turn what a trainer does, over the groups that wait.
+    """Decides in each turn what a trainer does, from the waiting groups.
 
     Args:
-        settings: Of the trainer.
-        evaluate_every: Versions of which each is evaluated; 0 for none.
-        seed: Of the window's order.
-        trials: How it comes past a batch that ended the process before.
-        ended: Why the run is over; empty while it is not.
+        settings: Settings of the trainer.
+        evaluate_every: Versions between evaluations; 0 for none.
+        seed: Seed of the window's order.
+        trials: Handles a batch that ended the process before.
+        ended: Why the run is over; empty while it goes on.
         clock: Seconds that never go back.
     """
 
@@ -156,31 +156,31 @@ class Scheduler(Generic[T]):
         self._evictions = Evictions[T](clock)
         self._store_checks = StoreChecks(clock)
         self.ended = ended
-        """Why the run is over; empty while it is not."""
+        """Why the run is over; empty while it goes on."""
         self._leaves = False
 
     # ---------------------------------------------------------------------------------------------- what has happened
 
     def add_group(self, group: Waiting[T] | WindowEviction[T]) -> None:
-        """Take a group into the window, or one that never gets there."""
+        """Add a group to the window, or take in an eviction."""
         self._evictions.add(self.window.add(group) if isinstance(group, Waiting) else [group])
 
     def note_version(self, version: int, groups: int) -> None:
-        """Learn that a version of so many groups is being committed."""
+        """Take in that a version of `groups` groups is being committed."""
         self._trials.note_version(version, groups)
 
     def finish(self) -> None:
-        """Begin nothing more."""
+        """Begin no further step."""
         self._leaves = True
 
     # --------------------------------------------------------------------------------------------------- what is next
 
     def take_next_action(self, at: TrainingProgress) -> Action[T]:
-        """Return what to do now; what it holds has left the window and is not named again."""
+        """Return the next action; the groups in it have left the window."""
         if at.has_store_check:
             return EndStoreCheck()
         if is_over := self.is_over(at):
-            # Before the last version: its record names all that the trainer has read and will never train on.
+            # Before the last version, whose record names all groups that the trainer has read but will never train on.
             self._evictions.end(self.window.pop(len(self.window)))
         if at.has_version:
             return CommitVersion(self._evictions.pop_all())
@@ -198,7 +198,7 @@ class Scheduler(Generic[T]):
         return CheckStore(self._store_checks.is_reading, self._store_checks.is_applying) if is_due else Rest()
 
     def _begin(self, at: TrainingProgress) -> Action[T]:
-        """Begin a step; or do what is to be committed before: that it begins, or that its groups are poison."""
+        """Return a step to begin, or the record to commit first: a note of the step, or its groups as poison."""
         version = at.version + 1
         if self._trials.is_poison(version):
             batch = self._take_batch(at)
@@ -215,33 +215,33 @@ class Scheduler(Generic[T]):
         )
 
     def withdraw_step(self) -> NoteStep | None:
-        """Return the note of a step as it was before it was begun; None if this life noted none."""
+        """Return the note that restores the state before the step; None if this process noted no step."""
         trials = self._trials
         return None if trials.noted < 0 else NoteStep(trials.noted, trials.died, 0, trials.suspects)
 
     def _leave(self, at: TrainingProgress) -> Action[T]:
-        """Return what is left to be written before a trainer stops."""
+        """Return the remaining action before a trainer stops."""
         if not at.is_empty:
             return Rest()
         return ReportEvictions(self._evictions.pop_all()) if self._evictions else Leave()
 
     def has_batch(self, at: TrainingProgress) -> bool:
-        """Return whether there is a batch, and a learner that may begin to train it."""
+        """Return whether there is a batch, and the learner is free to train it."""
         may_begin = at.is_empty or (at.is_free and not self._trials.has_to_wait(at.version + 1))
         return may_begin and self._count_next_batch(at) > 0 and not self.is_over(at)
 
     def is_over(self, at: TrainingProgress) -> bool:
-        """Return whether nothing more is trained: the last version is made, or the run has ended."""
+        """Return whether training is over: the last version is made, or the run has ended."""
         if at.version >= self._settings.steps:
             return True
         return bool(self.ended) and (not self._settings.is_shadow or self._has_run_dry(at))
 
     def find_first_needed(self, read: Mapping[int, int], under_way: Iterable[Iterable[Waiting[T]]]) -> dict[int, int]:
-        """Return, by partition, the first offset that a successor must read to have this window again.
+        """Return, by partition, the first offset that a successor must read to rebuild this window.
 
         Args:
             read: By partition, the next offset of the curated topic.
-            under_way: The batches of versions that are begun and not on the log.
+            under_way: The batches of begun versions that are not on the log.
         """
         first = dict(read)
         for entry in chain(self.window.list_waiting(), *under_way):
@@ -249,11 +249,11 @@ class Scheduler(Generic[T]):
         return first
 
     def _has_run_dry(self, at: TrainingProgress) -> bool:
-        """Return whether no batch can be cut of a shadow's window, and nothing has come for a while."""
+        """Return whether a shadow's window has too few groups for a batch, and no group has come for a while."""
         return not self._count_next_batch(at) and self._clock() - at.arrived_at > RUN_DRY_S
 
     def _count_next_batch(self, at: TrainingProgress) -> int:
-        """Return how many groups the next batch takes; 0 while it is to wait."""
+        """Return how many groups the next batch takes; 0 while it has to wait."""
         full, waited_s = self._trials.groups(at.version + 1), self._clock() - at.free_since
         return count_next_batch(
             len(self.window), full, self._settings.minibatches, waited_s, self._settings.batch_limit_s

@@ -1,4 +1,4 @@
-"""Where a trainer's first weights come from: version 0, made and published once."""
+"""Starts a trainer: makes and publishes version 0 once, or resumes."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ from headrace.trainers.versions.resume import ResumedTrainer, resume
 log = structlog.get_logger()
 
 SHADOW_LOOK_EVERY_S = 0.5
-"""How often a shadow looks whether its policy has begun."""
+"""Seconds between two checks of a shadow whether its policy has begun."""
 
 
 class NoCheckpoint(HeadraceError):
-    """The policy has versions, and no checkpoint to resume from."""
+    """The policy has versions but no checkpoint to resume from."""
 
 
 def begin_or_resume(
     run: Run, policy_variant: str, writer: TransactionalWriter, stop: threading.Event
 ) -> ResumedTrainer:
-    """Return a trainer's memory: from version 0, made and published here, or from the newest checkpoint.
+    """Return a trainer's state: from version 0, made and published here, or from the newest checkpoint.
 
-    Raises UsageError for a recipe that names an estimator there is not, OtherSource or SourceChanged for one that is
-    not the run's, StopRequested, NoCheckpoint, and what `resume` and `warm_start` raise.
+    Raises UsageError for an unknown estimator in the recipe, OtherSource or SourceChanged if its source is not the
+    run's, StopRequested, NoCheckpoint, and the errors of `resume` and `warm_start`.
     """
     pin_threads()
     check_sources(run.plug_ins, trainer_plug_ins(run.recipe.trainer_of(policy_variant)))
@@ -85,12 +85,13 @@ def begin_or_resume(
 def _publish_unpublished(
     resumed: ResumedTrainer, history: History, writer: TransactionalWriter, stop: threading.Event
 ) -> None:
-    """Publish the newest version if it is not: it was to be part of the next, which died with the trainer before.
+    """Publish the newest version if it is unpublished, because the last trainer died before the next version.
 
-    After the end of a run there is no next one. Weights that came out otherwise, of a new epoch, are not that version.
+    This is needed after the end of a run, when no next version comes. Remade weights that differ (a new epoch) are not
+    published as that version.
     """
     learner = resumed.learner
-    assert history.published is not None  # noqa: S101 - it came with the first checkpoint
+    assert history.published is not None  # noqa: S101 - published with the first checkpoint
     is_known = bool(history.batches) and history.batches[-1].epoch == resumed.epoch
     if not is_known or learner.version <= history.published.version:
         return
@@ -102,7 +103,7 @@ def _publish_unpublished(
 
 
 def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
-    """Make version 0 and publish it. Raises CheckpointError for a checkpoint beside the model that is of another."""
+    """Make and publish version 0. Raises CheckpointError if a checkpoint beside the model is of another model."""
     settings = run.recipe.policies[policy]
     model, tokenizer = build_first_model(settings, run.recipe.seed)
     if settings.warm_start is not None:
@@ -119,7 +120,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
 
 
 def _begin_shadow(run: Run, shadow: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
-    """Take version 0 of a shadow's policy, which `headrace gc` keeps for ever, for its own. Raises StopRequested."""
+    """Start a shadow from version 0 of its policy, which `headrace gc` keeps for ever. Raises StopRequested."""
     policy, was_logged = policy_of(shadow), False
     while True:
         beside = read_history(run, policy)
@@ -147,7 +148,7 @@ def _publish_first(
     event = uploader.upload_version(learner.snapshot_weights(), 0, given_up=stop)
     pointer = store_checkpoint(run, policy_variant, learner, WindowMark(learner.version, 0, event.weights_hash), stop)
     if read_history(run, policy_variant) != History():
-        # Beginning over an existing past would destroy the run: a second look costs a tenth of a second.
+        # To begin over existing versions would destroy the run; a second check takes only a tenth of a second.
         raise MustRestart(
             f"records of an earlier trainer of {policy_variant} have appeared: the trainer starts again, to resume"
         )
@@ -165,7 +166,7 @@ def _publish_first(
 def build_first_model(
     settings: Policy, seed: int
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
-    """Return a policy's model as it is before any warm start, and its tokenizer. Raises ModelError."""
+    """Return a policy's model before any warm start, and its tokenizer. Raises ModelError."""
     if settings.path:
         return load_model(Path(settings.path))
     tokenizer = character_tokenizer(settings.alphabet)
@@ -174,7 +175,7 @@ def build_first_model(
 
 def _fetch_examples(run: Run, policy: str, stop: threading.Event) -> list[PromptAndCompletion]:
     claim = wait_for_examples(run, policy, stop).examples
-    assert claim is not None  # noqa: S101 - the feeder always sets it
+    assert claim is not None  # noqa: S101 - the feeder always sets the claim
     return [PromptAndCompletion(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
 
 
@@ -185,14 +186,14 @@ def _warm_start(
     tokenizer: transformers.PreTrainedTokenizerBase,
     stop: threading.Event,
 ) -> None:
-    """Train the model in place on the feeder's worked examples, or take what this machine got by the same training.
+    """Train the model in place on the feeder's worked examples, or load the cached result of the same training.
 
     Raises StopRequested between two steps.
     """
     settings = run.recipe.policies[policy].warm_start
     assert settings is not None  # noqa: S101 - the caller asked
     examples = _fetch_examples(run, policy, stop)
-    # Held out by content: a problem that is drawn twice is either learnt from or measured on.
+    # Split by content: a problem that is drawn twice is used either for training or for measuring.
     distinct = {example.content: example for example in examples}
     cut = max(1, min(settings.held_out, len(distinct) // 4))
     apart = dict(list(distinct.items())[:cut])
@@ -215,7 +216,7 @@ def _warm_start(
     with open_heartbeat(run, policy, "warming up") as beat:
 
         class Reported(KeptWarmStart):
-            """Says how far it is, and hears that it shall stop."""
+            """Reports the progress, and stops on request."""
 
             def after_step(self, step: int, reward: float | None) -> None:
                 if stop.is_set():

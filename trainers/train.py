@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from headrace.trainers.trainer import Trainer
 
 NO_FAULT_OF_THE_BATCH = (KafkaRefused, StoreError, Unavailable, MustRestart)
-"""What may end a step though its groups are good."""
+"""Errors that may end a step although its groups are good."""
 
 
 def main(run: str, policy: str | None = None, variant: str | None = None) -> None:
     """Train one policy of a run until a signal stops it or, with `variant`, one of its shadows.
 
-    What was begun then is committed, if that takes no longer than FINISH_S.
+    After the signal, begun work is committed if this takes no longer than FINISH_S.
     """
     configure_logging("train", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()
-    # torch takes seconds to import: broker and recipe come up meanwhile
+    # torch takes seconds to import; meanwhile broker and recipe become available
     from headrace.trainers.learner.backends.group import lead_group
     from headrace.trainers.start import begin_or_resume
     from headrace.trainers.trainer import Trainer
@@ -55,14 +55,14 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
     with lead_group():
         for attempt in begin_attempts(stop):
             with attempt:
-                train()  # at its end its learner is dropped: the next one needs that memory
+                train()  # a function, so that its learner is freed before the next one needs the memory
 
 
 def run_trainer(trainer: Trainer, writer: TransactionalWriter, stop: threading.Event, watch: Stopwatch) -> None:
-    """Run a trainer until it is stopped, and commit what it has begun.
+    """Run a trainer until it is stopped, and commit its begun work.
 
-    Where a step is ended for no fault of its batch, its note is taken back: by a stop, or by a server that refuses what
-    follows or is away. Raises what the run loop raises.
+    The note of a step is taken back if the step ends without a fault of its batch: by a stop, or by a server that
+    refuses or is away. Raises the errors of the run loop.
     """
     try:
         if run_loop(trainer, writer, stop, watch):

@@ -1,4 +1,4 @@
-"""The trainer as a component of the run loop: curated groups in, versions out; all that follows in one transaction."""
+"""The trainer as a component of the run loop: it turns curated groups into versions, in transactions."""
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ from headrace.trainers.versions.resume import ResumedTrainer
 log = structlog.get_logger()
 
 FINISH_S = 3.0
-"""A trainer that gets a signal to stop commits what it has begun for so long; after 4 s `headrace up` sends another."""
+"""Seconds for a stopped trainer to commit its begun work; after 4 s `headrace up` sends another signal."""
 IDLE_S, BUSY_S = 0.05, 0.005
-"""How long a poll waits: with nothing under way, and with a version that may be ready any moment."""
+"""Seconds that a poll waits: while idle, and while a version may be ready at any moment."""
 Handler: TypeAlias = Callable[[Message], Iterable[Outgoing]]
 
 
 class Trainer:
     """The trainer of a policy, or of a shadow; implements the run loop's `Component`.
 
-    `build_handlers`, at the end of this file, lists what it reads by topic. Its `Scheduler` decides what else a turn
-    does. What it writes, each row in one transaction:
+    `build_handlers`, at the end of this file, lists its input by topic. Its `Scheduler` decides on the other actions of
+    a turn. It writes, each row in one transaction:
 
-    - for a group that cannot be trained on: DeadLetter, or Outcome of a shadow; and an eviction in a BatchTrained;
-    - for evictions that waited: a BatchTrained that makes no version, and an Outcome each;
-    - before the first step after a start, StepBegun; for a batch that ends the process again and again, what a group
-      gets that cannot be trained on;
-    - for a version whose objects the store has lost, when no group comes: WeightsPublished, of all its weights;
-    - for a version: BatchTrained, an Outcome for each eviction, now and then CheckpointPointer, WeightsPublished.
+    - for a group that cannot be trained on: DeadLetter (a shadow: Outcome), and an eviction in a BatchTrained;
+    - for waiting evictions: a BatchTrained without a version, and an Outcome for each;
+    - before the first step after a start: StepBegun;
+    - for a batch that ends the process repeatedly: the same as for groups that cannot be trained on;
+    - for a version whose objects the store has lost, when no group comes: WeightsPublished of the whole weights;
+    - for a version: BatchTrained, an Outcome for each eviction, sometimes CheckpointPointer, WeightsPublished.
 
-    Evictions are in a BatchTrained beside their outcomes, so that a successor rebuilds the same window.
+    Evictions are in a BatchTrained besides their outcomes, so that a successor rebuilds the same window.
 
-    A shadow's tokens name versions of the main variant, so its groups grow old by the newest `head_version` that it has
-    read. Nothing waits for it, and it waits for nobody: of what comes sooner than it trains, its window keeps the
-    freshest. When the run is over it trains on until no batch can be cut any more.
+    A shadow's tokens name versions of the main variant, so the staleness of its groups is counted from the newest
+    `head_version` that it has read. Nothing waits for a shadow: if groups come faster than it trains, its window keeps
+    the freshest. After the end of the run it trains until no batch can be cut.
     """
 
     def __init__(self, run: Run, policy_variant: str, resumed: ResumedTrainer, watch: Stopwatch) -> None:
@@ -81,7 +81,7 @@ class Trainer:
         positions = {**resumed.positions, (run.topics.recipe, 0): run.recipe_end}
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
         self._waiting = resumed.waiting
-        """Records that the window of the trainer before held: they come before all others."""
+        """Records in the last trainer's window; they come before all others."""
         every, past = run.recipe.evaluate.every, build_trials(self.settings, resumed)
         self.scheduler = Scheduler[PreparedGroup](self.settings, every, run.recipe.seed, past, run.ended)
         self._messages = TrainerMessages(
@@ -97,20 +97,20 @@ class Trainer:
         self._watch = watch
         self._end_logged = False
         self._announced: WeightsPublished | None = None
-        """The event that is being committed."""
+        """The weights event that is being committed."""
         self._made_version = False
-        """Whether a version is being committed, by the tick's first record."""
+        """Whether the tick's first record commits a version."""
         self._finished: threading.Event | None = None
-        """Set when all that was begun is committed; None unless the trainer is to stop."""
+        """Set when all begun work is committed; None unless the trainer is stopping."""
         limits = learner.limits
-        self._pipeline = Pipeline(run, learner, uploader)  # nobody else touches the learner from here on
+        self._pipeline = Pipeline(run, learner, uploader)  # from here on only the pipeline uses the learner
         self._intake = Intake(run, policy_variant, limits, uploader.files, watch, lambda: self._pipeline.version)
         self._handlers = build_handlers(self)
 
     # -------------------------------------------------------------------------------------------------- records come in
 
     def poll(self, watch: Stopwatch) -> list[Message]:
-        """Return the next curated groups; does not wait when a batch can be cut."""
+        """Return the next curated groups; do not wait if a batch can be cut."""
         if self._finished is not None:
             self._finished.wait(BUSY_S)
             return []
@@ -129,7 +129,7 @@ class Trainer:
         return self._handlers[message.topic](message)
 
     def take_group(self, message: Message) -> Iterable[Outgoing]:
-        """Take a curated group into the window."""
+        """Add a curated group to the window."""
         key = UNKNOWN_USE
         try:
             with self._watch.measure("decode"):
@@ -140,7 +140,7 @@ class Trainer:
             found = self._intake.build_entry_or_eviction(message, curated)
         except MessageRefused as refused:
             return self._messages.build_dead_letter(message, refused.refusal, key)
-        if self._has_group(key):  # without its headers the dead letter concludes nothing: the other record does
+        if self._has_group(key):  # without headers the dead letter concludes nothing; the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
                 unnamed, Refusal("unusable", f"another record of {key} is already waiting or being trained")
@@ -149,12 +149,12 @@ class Trainer:
         return ()
 
     def _has_group(self, key: UseId) -> bool:
-        """Return whether a use waits in the window, or is in a batch under way."""
+        """Return whether a use is in the window or in a running batch."""
         under_way = (entry.use_id for request in self._pipeline.list_under_way() for entry in request.batch)
         return key in self.scheduler.window or key in under_way
 
     def follow_recipe(self, message: Message) -> Iterable[Outgoing]:
-        """Learn whether the run is over."""
+        """Take in a recipe revision, which may end the run."""
         revision = read_revision(message)
         if revision is not None and revision.run_id == self.run.run_id:
             self.scheduler.ended = revision.ended
@@ -163,7 +163,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------ versions come out
 
     def tick(self) -> Iterable[Outgoing]:
-        """Return the records of what the scheduler names: of a version that is made, or of evictions that wait."""
+        """Return the records of the scheduler's next action, such as a finished version or waiting evictions."""
         at = self._read_progress()
         if self._finished is None and self.scheduler.is_over(at):
             self._log_the_end(at.version)
@@ -201,7 +201,7 @@ class Trainer:
         )
 
     def _end_store_check(self) -> list[Outgoing]:
-        """Return the event of whole weights that a check of the store has uploaded, if it has."""
+        """Return the event of whole weights, if a store check has uploaded them."""
         self._announced = self._pipeline.take_whole()
         return [] if self._announced is None else [self._announcer.build_message(self._announced)]
 
@@ -213,7 +213,7 @@ class Trainer:
         return [self._messages.build_step_begun(step.version, step.times, step.suspects)]
 
     def _plan_step(self, step: BeginStep[PreparedGroup]) -> StepRequest:
-        """Return what the learner is to make of a batch."""
+        """Return the step request for a batch."""
         groups = [entry.payload.decoded for entry in step.batch]
         return StepRequest(
             version=step.version,
@@ -253,7 +253,7 @@ class Trainer:
         return outgoing
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
-        """Take in the offsets of a version's records: deltas name that of an anchor, checkpoints that of batches."""
+        """Take in the offsets of a version's records: deltas name an anchor's offset, checkpoints one on `batches`."""
         if self._made_version:
             self._made_version = False
             self._messages.note_offset(ticked[0].offset)
@@ -263,15 +263,15 @@ class Trainer:
         return ()
 
     def offsets(self, before: Sequence[Ticket]) -> None:
-        """None: BatchTrained records how far the trainer is."""
+        """Return None: BatchTrained records the positions."""
 
     @property
     def is_commit_due(self) -> bool:
-        """Positions are committed with the next BatchTrained."""
+        """Return False: positions are committed with the next BatchTrained."""
         return False
 
     def rewind(self) -> None:
-        """Raise MustRestart: the learner ran ahead of the log, and comes back from its checkpoint."""
+        """Raise MustRestart: the learner is ahead of the log, and must restart from its checkpoint."""
         raise MustRestart(f"the trainer of {self.policy_variant} starts again from its newest checkpoint")
 
     # ------------------------------------------------------------------------------------------------------- the end
@@ -288,9 +288,9 @@ class Trainer:
             )
 
     def finish(self) -> threading.Event:
-        """Begin nothing more, and take nothing in; return what is set when all that was begun is committed.
+        """Begin no step and take in no group; return an event that is set when all begun work is committed.
 
-        It is set after FINISH_S in any case: what is left then is dropped, and a successor makes it again.
+        It is set after FINISH_S in any case: then uncommitted work is dropped, and a successor repeats it.
         """
         self._finished = threading.Event()
         self.scheduler.finish()
@@ -301,18 +301,18 @@ class Trainer:
 
     @property
     def has_step_under_way(self) -> bool:
-        """Whether a step was begun whose version is not on the log."""
+        """Whether a begun step's version is not on the log."""
         return not self._pipeline.is_empty
 
     def withdraw_step(self, writer: TransactionalWriter) -> None:
-        """Take back the note of a step before this process ends, where no group is at fault for that.
+        """Take back the note of a step before this process ends, if no group is at fault.
 
-        What prevents that is logged: the next processes then count one more step that never ended.
+        A failure to do so is logged: then the next processes count one more step that never ended.
         """
         if (step := self.scheduler.withdraw_step()) is None:
             return
         try:
-            writer.abort()  # what the client itself refused leaves it open
+            writer.abort()  # a record refused by the client leaves the transaction open
             writer.begin()
             writer.produce([self._messages.build_step_begun(step.version, step.times, step.suspects)])
             writer.commit()
@@ -320,13 +320,13 @@ class Trainer:
             log.warning("step.not_withdrawn", policy=self.policy_variant, version=step.version, why=str(error))
 
     def close(self) -> None:
-        """Leave, after the step under way."""
+        """Close everything, after the running step."""
         self._pipeline.close()
         self._reader.close()
 
 
 def build_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
-    """Return how a trainer comes past a batch that ended the processes of those before it."""
+    """Return the trials that get a trainer past a batch that ended earlier processes."""
     begun = resumed.begun or StepBegun()
     full, unit = settings.groups_per_batch, settings.minibatches
     version = resumed.learner.version + 1
@@ -334,7 +334,7 @@ def build_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
 
 
 def build_handlers(trainer: Trainer) -> Mapping[str, Handler]:
-    """Return, by topic, what takes its records."""
+    """Return the handler of each topic's records."""
     topics = trainer.run.topics
     return {
         topics.curated(trainer.policy_variant): trainer.take_group,

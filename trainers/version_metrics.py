@@ -1,4 +1,4 @@
-"""The metrics of a version's record, and what they show of the run's health."""
+"""The metrics of a version's record, and the health findings from them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = structlog.get_logger()
 
 
 class VersionMetrics:
-    """Gathers them, one version after the other.
+    """Collects the metrics of one version after the other.
 
     Args:
-        policy_variant: Whose trainer this is.
+        policy_variant: The policy or shadow that is trained.
         recent: Metrics of the newest versions, oldest first.
-        watch: Of the trainer's loop.
+        watch: Stopwatch of the trainer's loop.
     """
 
     def __init__(self, policy_variant: str, recent: Iterable[Mapping[str, float]], watch: Stopwatch) -> None:
@@ -28,7 +28,7 @@ class VersionMetrics:
         self._recent = deque(recent, maxlen=HEALTH_LOOK_BACK)
 
     def of(self, made: MadeVersion) -> dict[str, float]:
-        """Return a version's metrics: of its step, of what was known before it, and of the loop's time."""
+        """Return a version's metrics: of its step, of its batch, and of the loop's time."""
         self._watch.seconds["train"] += made.metrics["step_s"] + made.metrics["blocked_s"]
         metrics = {**made.metrics, **made.request.metrics, "log_share": compute_log_share(self._watch.seconds)}
         metrics |= {f"seconds_{activity}": spent for activity, spent in self._watch.seconds.items()}
@@ -36,13 +36,13 @@ class VersionMetrics:
         return {name: float(value) for name, value in metrics.items()}
 
     def _find_first_entropy(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return that of the first version that had one: a slow collapse shows beside no newer one."""
+        """Return the entropy of the first version that had one; a slow collapse is only visible against it."""
         entropies = (one.get(ENTROPY_FIRST, one.get("entropy")) for one in (*self._recent, metrics))
         first = next((entropy for entropy in entropies if entropy is not None), None)
         return {} if first is None else {ENTROPY_FIRST: first}
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take in a version's metrics; log what is not well and was before it."""
+        """Take in a version's metrics; log new health findings."""
         before = {finding.name for finding in findings(self._recent)}
         self._recent.append(metrics)
         for finding in findings(self._recent):

@@ -1,4 +1,4 @@
-"""Train on the best and the worst of a group."""
+"""Trains on the best and the worst trajectories of a group."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_en
 
 
 class BestAndWorst(Subset):
-    """Keep the m/2 largest and the m/2 smallest shaped rewards; with odd m the extra one is a best.
+    """Keep the m/2 trajectories with the largest and the m/2 with the smallest shaped rewards; for odd m one more best.
 
-    Of equal rewards the smaller id is taken at both ends.
+    Among equal rewards the smaller id is taken at both ends.
     """
 
     def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:

@@ -1,4 +1,4 @@
-"""Data algorithms one after the other, as the recipe lists them."""
+"""Runs data algorithms one after the other, as the recipe lists them."""
 
 from __future__ import annotations
 
@@ -46,35 +46,35 @@ ALGORITHMS = {
 
 
 class ChainError(UsageError):
-    """An algorithm broke its contract or fails on every group, or a snapshot is of another chain: no restart helps."""
+    """An algorithm broke its contract or fails on every group, or a snapshot is of another chain. Do not restart."""
 
 
 class AlgorithmFailed(HeadraceError):
-    """An algorithm raised an error over one group, whose message ends with where in its code, or returned nonsense."""
+    """An algorithm failed on one group, or returned an invalid result; the message ends with the place in its code."""
 
 
 class UnknownAlgorithm(UsageError):
-    """The recipe names an algorithm that there is not, or gives one settings that it refuses."""
+    """The recipe names an unknown algorithm, or gives an algorithm invalid settings."""
 
 
 class Chain:
-    """Named algorithms in order; itself used like one algorithm."""
+    """Named algorithms in order; it is used like one algorithm."""
 
     def __init__(self, algorithms: Sequence[tuple[str, Algorithm]]) -> None:
         self._algorithms = tuple(algorithms)
         self._shipped = frozenset(type(one) for _, one in algorithms if _find_shipped_name("", one))
-        """Kinds whose results are not looked at: tests hold what they return."""
+        """Shipped algorithms, whose results are not checked at run time because tests check them."""
 
     @property
     def can_replay(self) -> bool:
-        """Whether any of its algorithms may ask for a group again."""
+        """Whether any of its algorithms may replay a group."""
         return any(hasattr(algorithm, "holds") for _, algorithm in self._algorithms)
 
     @property
     def replay_limits(self) -> tuple[int, int] | None:
-        """How often a group is asked for, the first time included, and how stale a replay may be.
+        """Most uses of a group, the first included, and most staleness of a replay.
 
-        (1, 0) where nothing is replayed; None where an algorithm of the user's own replays.
+        (1, 0) if nothing is replayed; None if a user's own algorithm replays.
         """
         replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
         if not replaying:
@@ -83,12 +83,12 @@ class Chain:
         return memory.limits if isinstance(memory, ReplayMemory) and len(replaying) == 1 else None
 
     def holds(self) -> set[GroupId]:
-        """Return every group that may still be asked for again."""
+        """Return every group that may still be replayed."""
         replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
         return {GroupId(*group) for algorithm in replaying for group in algorithm.holds()}
 
     def count_flagged(self) -> dict[str, int]:
-        """Return how many trajectories were flagged, by algorithm, those that only watch among them."""
+        """Return how many trajectories each algorithm flagged, also algorithms that only monitor."""
         counts: dict[str, int] = {}
         for name, algorithm in self._algorithms:
             if isinstance(algorithm, Flagging):
@@ -96,20 +96,19 @@ class Chain:
         return counts
 
     def forget_stale(self, clock: int) -> None:
-        """Have its replays forget what no later clock lets them ask for; nothing that follows is another for it.
+        """Let replays forget groups that are too old for any later clock; this changes no later result.
 
-        A chain through which no group comes any more would keep them for ever.
+        Otherwise a chain that gets no more groups would keep them for ever.
         """
         for _, algorithm in self._algorithms:
             if isinstance(algorithm, ReplayMemory):
                 algorithm.forget_stale(clock)
 
     def process(self, candidate: Candidate, clock: int) -> tuple[Result, ...]:
-        """Return the Keep or Drop that the candidate ends with, then the Replays of every algorithm that saw it.
+        """Return the final Keep or Drop of the candidate, then the Replays of every algorithm that saw it.
 
-        A Keep's candidate lists which of its trajectories were rejected, and why. An algorithm after a Drop sees
-        nothing. Raises AlgorithmFailed when an algorithm raises, or does not return exactly one Keep or Drop of which
-        records can be made.
+        A Keep's candidate lists its rejected trajectories with the reasons. Algorithms after a Drop are not called.
+        Raises AlgorithmFailed if an algorithm raises, or does not return exactly one valid Keep or Drop.
         """
         verdict: Keep | Drop = drop_if_nothing_left(candidate) or Keep(candidate)
         again: list[Result] = []
@@ -129,11 +128,11 @@ class Chain:
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state of all algorithms, as plain JSON."""
+        """Return the state of all algorithms as plain JSON."""
         return {"chain": [[name, algorithm.snapshot()] for name, algorithm in self._algorithms]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give every algorithm its state back. Raises ChainError when the snapshot is of another chain."""
+        """Restore the state of every algorithm. Raises ChainError if the snapshot is of another chain."""
         states = state["chain"]
         ours, theirs = [name for name, _ in self._algorithms], [name for name, _ in states]
         if ours != theirs:
@@ -150,7 +149,7 @@ MOST_FRAMES = 4
 
 
 def _describe(error: BaseException) -> str:
-    """Return an error and the innermost lines of code that it came from, in one line."""
+    """Return an error and the innermost code lines of its traceback, in one line."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     where = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-MOST_FRAMES:])
     return f"{type(error).__name__}: {read_error_text(error)} ({where or 'in the call itself'})"
@@ -175,8 +174,8 @@ def _check_own_results(
 def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:
     """Build a chain from names and settings; a name is a shipped one or `package.module:Name`.
 
-    An algorithm that takes a `seed` gets this one where its settings have none. Raises UnknownAlgorithm, with the
-    nearest names, the settings that an algorithm takes, or what is wrong with the order.
+    An algorithm that takes a `seed` gets this one unless its settings have one. Raises UnknownAlgorithm, whose message
+    has the nearest names, the settings that an algorithm takes, or the error in the order.
     """
     built = [
         _load(f"algorithm {number} of the chain, {name}", name, own, seed)
@@ -191,7 +190,7 @@ def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) ->
 
 
 def _find_shipped_name(name: str, algorithm: Algorithm) -> str:
-    """Return the name of a shipped algorithm, by whatever way it was named; else `name`."""
+    """Return the short name of a shipped algorithm, also if the recipe gives its import path; else `name`."""
     kind = type(algorithm)
     target = f"{kind.__module__}:{kind.__qualname__}"
     return next((known for known, shipped in ALGORITHMS.items() if shipped == target), name)

@@ -1,8 +1,8 @@
-"""What a data algorithm is.
+"""The interface of data algorithms.
 
-A plain object in a chain: it sees one group at a time with a logical clock, and returns what becomes of it. It does no
-I/O and reads no wall clock, so a live topic, a replayed one and an archive give the same result. One object serves one
-(topic, partition); all of its state is in its snapshot.
+A data algorithm is a plain object in a chain: it gets one group at a time with a logical clock, and returns a verdict.
+It does no I/O and reads no wall clock, so a live topic, a replayed topic and an archive give the same results. One
+object serves one (topic, partition); all of its state is in its snapshot.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headrace.schemas.versions import find_version_range
 class Rejection(NamedTuple):
     """One trajectory that will not be trained on, and why; it still has its own outcome record.
 
-    A tuple, as a chain makes several for each group, and a frozen dataclass takes three times as long to make.
+    It is a tuple because a chain makes several per group, and a frozen dataclass takes three times as long to make.
     """
 
-    index: int  # type: ignore[assignment]  # instead of tuple.index, which nobody asks for
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody uses
     """Position in the group's trajectories."""
     reason: str
-    """One word or two, the same for every case of one rule."""
+    """The rule in one or two words, the same for all its cases."""
     detail: str = ""
     """The case in one line."""
 
@@ -39,29 +39,30 @@ class Candidate:
 
     group: TrajectoryGroup
     rewards: tuple[float, ...]
-    """Rewards of all members, shaped so far; the unshaped ones are in the group. NaN: not counted in the group's
-    statistics. After the members come those of failed episodes, where these count (`failures`)."""
+    """Current rewards of all members, perhaps shaped; the group has the unshaped rewards. NaN: not counted in the
+    group's statistics. Rewards of failed episodes follow, if these count (`failures`)."""
     kept: tuple[int, ...]
     """Indices of the trajectories still to be trained on."""
     min_version: int
     """Oldest version that generated a token of a kept trajectory; -1 when none was generated."""
     max_version: int
-    """Newest such version; -1 when none was generated."""
+    """Newest version that generated a token of a kept trajectory; -1 when none was generated."""
     rejected: tuple[Rejection, ...] = ()
-    """What left `kept`, in the order in which it left."""
+    """Trajectories removed from `kept`, in order of removal."""
     flagged: tuple[Rejection, ...] = ()
-    """What an algorithm that only watches would have rejected."""
+    """Trajectories that a monitoring algorithm would have rejected."""
 
     @classmethod
     def of(cls, group: TrajectoryGroup) -> Candidate:
-        """Return a group as it enters the chain: everything kept, nothing shaped."""
+        """Return a group as it enters the chain: all trajectories kept, rewards unshaped."""
         rewards = tuple(trajectory.reward for trajectory in group.trajectories)
         return cls(group, rewards, tuple(range(len(rewards))), *find_version_range(group.trajectories))
 
     def without(self, rejections: Iterable[Rejection], *, counted: bool = True) -> Candidate:
-        """Return the candidate less some trajectories, its versions taken anew over the others.
+        """Return the candidate without some trajectories; its versions are those of the remaining ones.
 
-        These are not trained on; their rewards stay in the group's statistics if `counted`, else they become NaN.
+        The removed trajectories are not trained on; their rewards stay in the group's statistics if `counted`, else
+        become NaN.
         """
         new = tuple(rejections)
         gone = {rejection.index for rejection in new}
@@ -73,9 +74,9 @@ class Candidate:
         return Candidate(self.group, rewards, kept, low, high, self.rejected + new, self.flagged)
 
     def with_shaped_rewards(self, rewards: Iterable[float]) -> Candidate:
-        """Return the candidate with other rewards of its members; those of failed episodes stay as they are.
+        """Return the candidate with other rewards of its members; rewards of failed episodes stay unchanged.
 
-        Any numbers will do. Raises ValueError unless there is one for each member.
+        Any numbers are accepted. Raises ValueError unless there is one for each member.
         """
         shaped, count = tuple(rewards), len(self.group.trajectories)
         if len(shaped) != count:
@@ -85,50 +86,52 @@ class Candidate:
         return self.with_rewards((*shaped, *self.rewards[count:]))
 
     def shaped(self, rewards: Iterable[float]) -> Candidate:
-        """Return `with_shaped_rewards`, by its old name, with a DeprecationWarning."""
-        warnings.warn("Candidate.shaped is called with_shaped_rewards now", DeprecationWarning, stacklevel=2)
+        """Return `with_shaped_rewards`, whose deprecated name this is, with a DeprecationWarning."""
+        warnings.warn(
+            "Candidate.shaped is deprecated: use Candidate.with_shaped_rewards", DeprecationWarning, stacklevel=2
+        )
         return self.with_shaped_rewards(rewards)
 
     def with_rewards(self, rewards: Iterable[float]) -> Candidate:
-        """Return the candidate with other rewards, of its members and then of failed episodes that count."""
+        """Return the candidate with other rewards: of its members, then of failed episodes that count."""
         low, high = self.min_version, self.max_version
         return Candidate(self.group, tuple(map(float, rewards)), self.kept, low, high, self.rejected, self.flagged)
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The group goes on; its `kept` may have shrunk and its rewards may have been shaped."""
+    """Pass the group on; `kept` may be smaller, and rewards may be shaped."""
 
     candidate: Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group ends here."""
+    """Drop the group."""
 
     reason: str
-    """The rule, in one word or two: what drops are counted by."""
+    """The rule in one or two words, by which drops are counted."""
     detail: str = ""
     """The case in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """An earlier group of this partition is trained on once more, beside the verdict on the present one.
+    """Train once more on an earlier group of this partition, besides the verdict on the current group.
 
-    It is named, not repeated. The curated record of its use 0 comes before this one on the same partition of
-    `curated`, from the same chain, and holds its bytes, `kept` and shaped `rewards`; these serve every use, so that a
-    reader takes them from there. What differs by use is here.
+    A replay names the group but does not repeat it. The curated record of its use 0 comes earlier on the same partition
+    of `curated`, from the same chain, and holds its bytes, `kept` and shaped `rewards` for every use. The fields here
+    differ by use.
     """
 
     use: GroupUse
-    """Its identity, and which use this is, from 1 on."""
+    """The group, and the number of this use, from 1 on."""
     deadline_version: int = 0
-    """Last version that may still be trained on this use: min_version + the replay's own staleness bound."""
+    """Last version that may train on this use: min_version + the replay's own staleness bound."""
     min_version: int = -1
     """Oldest version among its kept tokens, as in the record of use 0."""
     max_version: int = -1
-    """Newest such version."""
+    """Newest version among its kept tokens."""
     weight: float = 1.0
     """Importance weight of this use, above 0 and at most 1: multiplies its advantages. 1 unless groups are drawn by
     priority; use 0 always has 1."""
@@ -140,10 +143,10 @@ __getattr__ = deprecated_names(__name__, {"Again": Replay})
 
 
 class Algorithm(Protocol):
-    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a sentence.
+    """One step of a chain. Built as `Name(**settings)`; a bad setting raises ValueError with a helpful message.
 
-    One that returns Replays has a method more, `holds() -> Iterable[(stream, number)]`: the groups that it may still
-    replay. The curator forgets the others, and refuses to replay them.
+    An algorithm that returns Replays also has a method `holds() -> Iterable[(stream, number)]`: the groups that it may
+    still replay. The curator forgets all other groups, and refuses to replay them.
     """
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
@@ -153,21 +156,21 @@ class Algorithm(Protocol):
         """
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all that `restore` needs, as plain JSON."""
+        """Return the state that `restore` needs, as plain JSON."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot."""
+        """Restore the state of a snapshot."""
 
 
 class Stateless:
     """Base of algorithms without state."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return an empty state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Forget nothing."""
+        """Do nothing."""
 
 
 generated_lengths = group_lengths.count_generated

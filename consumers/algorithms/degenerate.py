@@ -1,4 +1,4 @@
-"""What algorithms that flag degenerate generations have in common."""
+"""Common base of algorithms that flag degenerate generations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from headrace.schemas.records import Sequence, Trajectory
 
 
 class Flagging:
-    """Base of algorithms that leave flagged trajectories out of the loss, or only watch.
+    """Base of algorithms that leave flagged trajectories out of the loss, or only monitor.
 
-    What is flagged still counts in the group's statistics. The number flagged so far is in the snapshot; with `monitor`
-    nothing is left out, and what was flagged is in `Candidate.flagged`.
+    Flagged trajectories still count in the group's statistics. The snapshot holds their number. With `monitor` nothing
+    is left out, and flagged trajectories are listed in `Candidate.flagged`.
     """
 
     def __init__(self, reason: str, *, monitor: bool) -> None:
         self.flagged = 0
-        """Trajectories flagged so far."""
+        """Number of trajectories flagged so far."""
         self._reason = reason
         self._monitor = monitor
 
     def find_fault(self, trajectory: Trajectory) -> str:
-        """Return why a trajectory is flagged, or nothing."""
+        """Return why a trajectory is flagged, or an empty text."""
         raise NotImplementedError
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
@@ -47,12 +47,12 @@ class Flagging:
         return {"flagged": self.flagged}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the count back."""
+        """Restore the count."""
         self.flagged = int(state["flagged"])
 
 
 def iterate_generated_stretches(sequence: Sequence, tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Yield the tokens [n] of every stretch of generated ones that nothing else interrupts; `tokens` is [T]."""
+    """Yield the tokens [n] of every unbroken run of generated tokens; `tokens` is [T]."""
     begin = end = 0
     for span in sequence.spans:
         if span.kind == "generated":

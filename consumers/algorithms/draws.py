@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and their index alone."""
+"""Random numbers that depend only on a seed and their index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTERS = BLOCK // 4
 class PhiloxDraws:
     """Numbers in [0, 1), 53 bits each: Philox4x64 keyed by `seed` and the name of a stream of draws.
 
-    `count` says how many were drawn and is the whole state. Source: Salmon et al., Parallel random numbers (SC 2011).
+    `count`, the number of draws, is the whole state. Source: Salmon et al., Parallel random numbers (SC 2011).
     """
 
     def __init__(self, seed: int, stream: str) -> None:
@@ -24,7 +24,7 @@ class PhiloxDraws:
 
     @property
     def count(self) -> int:
-        """How many were drawn; may be set."""
+        """The number of draws; it may be set."""
         return self._count
 
     @count.setter
@@ -33,7 +33,7 @@ class PhiloxDraws:
         self._block = []
 
     def next(self) -> float:
-        """Draw one."""
+        """Draw one number."""
         block, index = divmod(self._count, BLOCK)
         if not index or not self._block:
             self._block = Philox(key=self._key, counter=block * _COUNTERS).random_raw(BLOCK).tolist()

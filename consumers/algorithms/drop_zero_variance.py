@@ -1,4 +1,4 @@
-"""Dynamic sampling: drop groups that nothing can be learnt from."""
+"""Dynamic sampling: drops groups that teach nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.infra.recipe.ranges import at_least
 
 
 class DropZeroVariance(Stateless):
-    """Drop a group when max r - min r <= epsilon over the members that count: every advantage would be 0.
+    """Drop a group if max r - min r <= epsilon over the members that count, because every advantage would be 0.
 
-    Source: DAPO (arXiv 2503.14476). The rewards are the *unshaped* ones, since shaping could give variance to a group
-    that is wrong throughout; failed episodes that count are rewards of 0. A member that is left out of the loss and
-    still counts is compared too. A sequence with a reward of its own counts with that, and one with a baseline of its
-    own keeps the group: its advantage does not come from a comparison. So does a group asked for as one trajectory.
+    Source: DAPO (arXiv 2503.14476). *Unshaped* rewards are compared, since shaping could give variance to a group in
+        which all answers are wrong. Failed episodes that count have reward 0. Members that count but are left out of
+        the loss are compared too. A sequence with its own reward counts with that reward. A group is kept if a sequence
+        has its own baseline, because its advantage needs no comparison, and if the task asked for only one trajectory.
     """
 
     def __init__(self, epsilon: float = 1e-8) -> None:

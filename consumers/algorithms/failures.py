@@ -1,4 +1,4 @@
-"""What becomes of a group some of whose episodes failed."""
+"""Decides on groups in which some episodes failed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ POLICIES = ("drop_group", "keep_survivors", "count_as_zero")
 
 
 class Failures(Stateless):
-    """Drop the group, train on its survivors alone, or count each failure as a reward of 0 that is not trained on.
+    """Drop the group, train only on its survivors, or count each failure as an untrained reward of 0.
 
-    `drop_group` is what AstraFlow does; `keep_survivors`, the default and what a chain without this one does, takes
-    statistics over survivors, which favours tasks that fail less; `count_as_zero` adds a 0 for each failure, which no
-    shaping of single rewards touches and which counts to the least size of a group (two), below which it is dropped. A
-    group without a survivor is dropped with the reason that it came with. It is the first of a chain.
+    `drop_group` is AstraFlow's rule. `keep_survivors`, the default also of a chain without this algorithm, takes
+    statistics over survivors, which favours tasks that fail less. `count_as_zero` adds a reward of 0 for each failure;
+    shaping of single rewards does not change it, and it counts towards the least size of a group (two). A group without
+    a survivor is dropped with its own reason. This algorithm must be the first of a chain.
     """
 
     def __init__(self, policy: str = "keep_survivors") -> None:

@@ -1,4 +1,4 @@
-"""Sample more, train on the short or the efficient."""
+"""Samples more, and trains on the shortest or most efficient trajectories."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.infra.recipe.ranges import one_of
 
 
 class Gfpo(Subset):
-    """Keep the m shortest trajectories, or the m of the largest shaped reward per generated token.
+    """Keep the m shortest trajectories, or the m with the largest shaped reward per generated token.
 
-    Of equal ones the smaller id is taken. Source: GFPO (arXiv 2508.09726), which calls m k.
+    Among equal ones the smaller id is taken. Source: GFPO (arXiv 2508.09726), where m is called k.
     """
 
     def __init__(self, m: int, by: str = "length") -> None:

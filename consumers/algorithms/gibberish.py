@@ -1,4 +1,4 @@
-"""Find generations that fell into gibberish."""
+"""Finds generations that became gibberish."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.schemas.records import Trajectory
 
 
 class Gibberish(Flagging):
-    """Reject a trajectory with a generated token that is rare and was unlikely.
+    """Reject a trajectory with a generated token that is both rare and unlikely.
 
-    Rare is an id above `rare_id`, unlikely a log-probability below -log(`vocabulary`) - `offset`. What is flagged is
-    left out of the loss and still counts in the group's statistics; with `monitor = true` it is only counted. Source:
-    arXiv 2510.02387, section 5.2.
+    Rare: an id above `rare_id`. Unlikely: a log-probability below -log(`vocabulary`) - `offset`. Flagged trajectories
+        are left out of the loss but still count in the group's statistics; with `monitor = true` they are only counted.
+        Source: arXiv 2510.02387, section 5.2.
     """
 
     def __init__(self, vocabulary: int, rare_id: int = 100_000, offset: float = 2.0, *, monitor: bool = False) -> None:
@@ -32,7 +32,7 @@ class Gibberish(Flagging):
         self._unlikely = -math.log(vocabulary) - offset
 
     def find_fault(self, trajectory: Trajectory) -> str:
-        """Return how many tokens are rare and unlikely, or nothing."""
+        """Return how many tokens are rare and unlikely, or an empty text."""
         count = 0
         for sequence in trajectory.sequences:
             if not sequence.logprobs.size or sequence.logprobs.min() >= self._unlikely:

@@ -1,4 +1,4 @@
-"""Statistics of a group's rewards, those that count."""
+"""Statistics of a group's rewards that count."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from headrace.consumers.algorithms.contract import Candidate
 from headrace.schemas.rewards import EQUAL
 
 EPSILON = 1e-5
-"""Added to a deviation before it divides."""
+"""Added to a deviation before the division."""
 
 
 def mean_and_deviation(rewards: Iterable[float]) -> tuple[float, float]:
-    """Return mean and unbiased deviation of the rewards that are not NaN; (0, 0) of none, deviation 0 of one."""
+    """Return mean and unbiased deviation of the rewards that are not NaN; (0, 0) for none, deviation 0 for one."""
     counted = [reward for reward in rewards if not math.isnan(reward)]
     if not counted:
         return 0.0, 0.0
@@ -24,7 +24,7 @@ def mean_and_deviation(rewards: Iterable[float]) -> tuple[float, float]:
 
 
 def standardise(rewards: Sequence[float]) -> list[float]:
-    """Return (r - mean) / (deviation + 1e-5), 0 where all rewards are equal; NaN stays NaN (GRPO, 2402.03300)."""
+    """Return (r - mean) / (deviation + 1e-5), or 0 if all rewards are equal; NaN stays NaN (GRPO, 2402.03300)."""
     mean, deviation = mean_and_deviation(rewards)
     if deviation == 0:
         return [reward * 0.0 for reward in rewards]
@@ -32,10 +32,10 @@ def standardise(rewards: Sequence[float]) -> list[float]:
 
 
 def sequence_rewards(candidate: Candidate, shaped: Sequence[float]) -> list[float]:
-    """Return what is compared in a group: of every sequence of a member that counts its own reward, else its member's.
+    """Return the rewards to compare in a group: of every sequence that counts, its own reward, else its member's.
 
-    `shaped` are the members' rewards and those of failed episodes that count, which come last; a member counts while
-    its reward in the candidate is not NaN.
+    `shaped` are the members' rewards, followed by those of failed episodes that count. A member counts if its reward in
+    the candidate is not NaN.
     """
     rewards: list[float] = []
     for index, member in enumerate(candidate.group.trajectories):

@@ -1,4 +1,4 @@
-"""Prefer the shorter of right answers."""
+"""Prefers shorter right answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from headrace.infra.recipe.ranges import above, finite
 
 
 class KimiLength(Stateless):
-    """Add lambda_i = 0.5 - (L_i - L_min) / (L_max - L_min) to a right trajectory, min(0, lambda_i) to a wrong one.
+    """Add lambda_i = 0.5 - (L_i - L_min) / (L_max - L_min) to right trajectories, min(0, lambda_i) to wrong ones.
 
-    L are generated tokens, over the members that count; equal lengths add nothing. Right is an unshaped reward above
-    `right_above`; `weight` multiplies what is added. Source: Kimi k1.5 (arXiv 2501.12599).
+    L is the number of generated tokens, over the members that count; equal lengths add nothing. A trajectory is right
+    if its unshaped reward is above `right_above`; `weight` multiplies the addition. Source: Kimi k1.5 (arXiv
+    2501.12599).
     """
 
     def __init__(self, right_above: float = 0.0, weight: float = 1.0) -> None:

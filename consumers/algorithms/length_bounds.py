@@ -1,4 +1,4 @@
-"""Take out trajectories that are too short or too long."""
+"""Removes trajectories that are too short or too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.infra.recipe.ranges import at_least
 class LengthBounds(Stateless):
     """Keep trajectories of `shortest` to `longest` generated tokens, both included; statistics are over the kept ones.
 
-    A group with fewer than two left is dropped. It biases what is learnt: see what it takes out in `outcomes`.
+    A group with fewer than two left is dropped. This biases training: look in `outcomes` at what it removes.
     """
 
     def __init__(self, shortest: int = 0, longest: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Punish length where a task is mostly solved."""
+"""Punishes length in tasks that are mostly solved."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.schemas.records import Trajectory
 
 
 class LinearLength(Stateless):
-    """r_i - mu (output o_i / max o + prompt p_i / max p + turns k_i / max k), then less the mean of these.
+    """Make r_i - mu (output o_i / max o + prompt p_i / max p + turns k_i / max k), minus the mean of these values.
 
-    o are a trajectory's generated tokens, p its other ones, k its turns; mu is the group's mean reward, so that length
-    counts only as far as a task is solved. Failed episodes that count have no length, and are centred with the others;
-    `centre = false` leaves the mean in. Source: prime-rl's length penalty.
+    o is a trajectory's number of generated tokens, p of other tokens, k of turns. mu is the group's mean reward, so
+    length matters only as far as a task is solved. Failed episodes that count have no length, and are centred with the
+    others; `centre = false` does not subtract the mean. Source: prime-rl's length penalty.
     """
 
     def __init__(self, output: float = 0.25, prompt: float = 0.1, turns: float = 0.1, *, centre: bool = True) -> None:
@@ -31,7 +31,7 @@ class LinearLength(Stateless):
         members = candidate.group.trajectories
         mean, _ = mean_and_deviation(candidate.rewards)
         rows = [_count_tokens_and_turns(member) for member in members]
-        # What validation took out is no yardstick: its reward is NaN.
+        # Trajectories that validation rejected (reward NaN) are left out of the maxima.
         counted = [row for row, reward in zip(rows, candidate.rewards, strict=False) if not math.isnan(reward)]
         if not counted:
             return [Keep(candidate)]

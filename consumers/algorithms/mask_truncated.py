@@ -1,4 +1,4 @@
-"""Leave out of the loss what was cut off before it ended."""
+"""Leaves truncated trajectories out of the loss."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headrace.schemas.records import Trajectory
 
 
 class MaskTruncated(Stateless):
-    """Do not train on a trajectory whose last generation in any sequence ended for its length, or was cancelled.
+    """Do not train on a trajectory if the last generation of any sequence was cut for its length or cancelled.
 
-    Its reward is no measure of what it would have become. It still counts in the group's mean and deviation, unless
-    `counted = false`. A group is dropped when nothing of it is left to train on.
-    Source: DAPO's overlong filtering (arXiv 2503.14476), TRL's `mask_truncated_completions`.
+    Its reward does not measure what it would have become. It still counts in the group's mean and deviation, unless
+    `counted = false`. A group is dropped if nothing is left to train on. Source: DAPO's overlong filtering (arXiv
+    2503.14476), TRL's `mask_truncated_completions`.
     """
 
     def __init__(self, *, cancelled: bool = True, counted: bool = True) -> None:
@@ -31,7 +31,7 @@ class MaskTruncated(Stateless):
         return [keep_or_drop(candidate.without(rejections, counted=self._counted), "truncated")]
 
     def _find_cut(self, trajectory: Trajectory) -> str:
-        """Return the finish reason of a sequence's last generation that is one of ours, or nothing."""
+        """Return the finish reason of a cut-off sequence's last generation, or an empty text."""
         for sequence in trajectory.sequences:
             last = next((s for s in reversed(sequence.spans) if s.kind == "generated" and s.length), None)
             if last is not None and last.finish_reason in self._reasons:

@@ -1,4 +1,4 @@
-"""Centre a group's rewards, or standardise them."""
+"""Centres or standardises a group's rewards."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.infra.recipe.ranges import one_of
 
 
 class NormaliseRewards(Stateless):
-    """Make of a group's rewards (r - mu) / (sigma + 1e-5), or r - mu with `method = "centre"`.
+    """Replace a group's rewards by (r - mu) / (sigma + 1e-5), or by r - mu with `method = "centre"`.
 
-    mu and the unbiased sigma are over all rewards that count, those of failed episodes included, which are normalised
-    with them. Advantages that compare within the group do the same; this is for those that do not, and for replay.
+    mu and the unbiased sigma are over all rewards that count, including those of failed episodes, which are normalised
+    too. Advantages that compare within the group do the same; use this for other advantages, and for replay.
     """
 
     def __init__(self, method: str = "standard") -> None:

@@ -1,6 +1,6 @@
-"""Which order of algorithms in a chain is wrong, and why.
+"""Checks the order of the algorithms in a chain.
 
-The order that is always right: failures, validate, max_staleness, drop_zero_variance and other filters, shaping,
+This order is always right: failures, validate, max_staleness, drop_zero_variance and other filters, shaping,
 down-sampling, replay. `drop_zero_variance` looks at unshaped rewards, so it may come anywhere before a replay.
 """
 
@@ -17,9 +17,9 @@ FIRST = ("failures", "validate")
 
 
 def find_wrong_order(names: Sequence[str]) -> str:
-    """Return a sentence on the first two algorithms that are the wrong way round, or nothing.
+    """Return a sentence on the first two algorithms in the wrong order, or an empty text.
 
-    An algorithm of the user's own may come anywhere, but not behind a replay.
+    A user's own algorithm may come anywhere except after a replay.
     """
     for index, earlier in enumerate(names):
         for later in names[index + 1 :]:
@@ -32,8 +32,8 @@ def find_wrong_order(names: Sequence[str]) -> str:
 def _explain_order(earlier: str, later: str) -> str:
     if earlier in REPLAYS:
         if later in REPLAYS:
-            return "a chain may have only one replay; take one of them"
-        return f"{earlier} would replay groups as they are before {later}; put the replay last"
+            return "a chain may have only one replay; keep one of the two"
+        return f"{earlier} would replay groups without the effect of {later}; put the replay last"
     if earlier == later or ":" in earlier:
         return ""
     return _explain_not_yet(earlier, later)

@@ -1,4 +1,4 @@
-"""Punish, or leave out, what is longer than it should be."""
+"""Punishes trajectories that are too long, or leaves them out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from headrace.infra.recipe.ranges import above, at_least, one_of
 class Overlong(Stateless):
     """DAPO's soft overlong punishment (arXiv 2503.14476), added to a trajectory's reward.
 
-    With L generated tokens, `limit` L_max, `buffer` L_c (a fifth of the limit unless given) and `factor` f: 0 up to
-    L_max - L_c, then f (L_max - L_c - L) / L_c, and -f beyond L_max. L_c = 0 is a step at L_max. With `action = "mask"`
-    nothing is added: what is longer than L_max is left out of the loss and still counts in the group's statistics.
+    With L generated tokens, `limit` L_max, `buffer` L_c (a fifth of the limit unless given) and `factor` f, it is 0 up
+    to L_max - L_c, then f (L_max - L_c - L) / L_c, and -f beyond L_max. L_c = 0 gives a step at L_max. With `action =
+    "mask"` nothing is added: trajectories longer than L_max are left out of the loss but still count in the group's
+    statistics.
     """
 
     def __init__(self, limit: int, buffer: int = -1, factor: float = 1.0, action: str = "shape") -> None:
@@ -42,7 +43,7 @@ class Overlong(Stateless):
         return [Keep(candidate.with_shaped_rewards(reward + self.penalty(length) for reward, length in pairs))]
 
     def penalty(self, length: int) -> float:
-        """Return what is added to the reward of a trajectory of so many generated tokens."""
+        """Return the addition to the reward of a trajectory with `length` generated tokens."""
         free = self._limit - self._buffer
         if length <= free:
             return 0.0

@@ -1,4 +1,4 @@
-"""Train on the m trajectories whose rewards differ most."""
+"""Trains on the m trajectories whose rewards differ most."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from headrace.consumers.algorithms.contract import Candidate
 from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_ends
 
 SPREAD_ROUNDING = 1e-12
-"""Sums of squares closer than this share of the squared spread of rewards are equal."""
+"""Sums of squares count as equal if they differ by less than this share of the squared spread of rewards."""
 
 
 class Pods(Subset):
-    """Keep the m trajectories of the largest variance of shaped rewards (PODS, arXiv 2504.13818), in O(n log n).
+    """Keep the m trajectories with the largest variance of shaped rewards (PODS, arXiv 2504.13818), in O(n log n).
 
-    These are the k largest and the m - k smallest for some k of 0..m, where 0 and m win only if rewards are equal. Of
-    equal rewards the smaller id is taken at both ends; of two k of equal variance, that of the smaller sorted ids.
+    These are the k largest and the m - k smallest rewards for some k in 0..m; k = 0 and k = m win only if rewards are
+    equal. Among equal rewards the smaller id is taken at both ends; among two k of equal variance, the one with the
+    smaller sorted ids.
     """
 
     def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
@@ -31,9 +32,9 @@ class Pods(Subset):
 
 
 def find_best_counts(ascending: Sequence[float], m: int) -> list[int]:
-    """Return every k for which the k largest and m - k smallest rewards have the largest variance; one k of each set.
+    """Return every k for which the k largest and m - k smallest rewards have the largest variance; one k per set.
 
-    From k to k + 1 the sum of squares about the mean rises, then falls, so that no more than two sets can be equal.
+    With growing k the sum of squares about the mean first rises, then falls, so at most two sets can be equal.
     """
     middle = (ascending[0] + ascending[-1]) / 2
     values = [reward - middle for reward in ascending]

@@ -1,4 +1,4 @@
-"""Train on a random part of a group: what other down-sampling has to beat."""
+"""Trains on a random part of a group: the baseline for other down-sampling."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.consumers.algorithms.subset import Subset
 
 
 class RandomM(Subset):
-    """Keep m trajectories drawn without replacement, every subset alike.
+    """Keep m trajectories drawn without replacement, with equal probability for every subset.
 
-    Drawn are the m smallest hashes of seed, policy, group and trajectory: no state is kept, so that a group gives
-    the same ones wherever and however often it is seen.
+    The draw takes the m smallest hashes of seed, policy, group and trajectory. It has no state, so a group always gives
+    the same trajectories.
     """
 
     def __init__(self, m: int, seed: int = 1) -> None:

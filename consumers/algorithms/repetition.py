@@ -1,4 +1,4 @@
-"""Find generations that repeat themselves."""
+"""Finds generations that repeat themselves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.schemas.records import Sequence, Trajectory
 class Repetition(Flagging):
     """Reject a trajectory in which `run` consecutive generated tokens each have probability > `probability`.
 
-    A token that was not generated breaks a run. What is flagged is left out of the loss and still counts in the group's
-    statistics; with `monitor = true` it is only counted. Source: MiniMax-M1 (arXiv 2506.13585, section 3.2).
+    A token that was not generated breaks a run. Flagged trajectories are left out of the loss but still count in the
+    group's statistics; with `monitor = true` they are only counted. Source: MiniMax-M1 (arXiv 2506.13585, section 3.2).
     """
 
     def __init__(self, run: int = 3000, probability: float = 0.99, *, monitor: bool = False) -> None:
@@ -25,10 +25,10 @@ class Repetition(Flagging):
         super().__init__("repetition", monitor=monitor)
         self._run = run
         self._sure = float(np.float32(math.log(probability)))
-        """Rounded as a comparison with a float32 array rounds it."""
+        """The bound, rounded to float32 as in a comparison with a float32 array."""
 
     def find_fault(self, trajectory: Trajectory) -> str:
-        """Return the longest run where it is long enough, else nothing."""
+        """Describe the longest run if it is long enough; else return an empty text."""
         longest = 0
         for sequence in trajectory.sequences:
             if sequence.ids.size >= self._run:
@@ -36,10 +36,10 @@ class Repetition(Flagging):
         return f"{longest} consecutive tokens of probability above {math.exp(self._sure):.4g}" if longest else ""
 
     def _longest(self, sequence: Sequence) -> int:
-        """Return the length of the longest run of generated tokens that are sure, 0 where none reaches `run`."""
+        """Return the length of the longest run of confident generated tokens; 0 if none reaches `run`."""
         longest = 0
         for logprobs in iterate_generated_stretches(sequence, sequence.logprobs):
-            # Whatever is `run` tokens long holds one of every so many: most stretches need no closer look.
+            # A run of this length contains at least one of every `run`-th token, so most stretches need no closer look.
             if not [logprob for logprob in logprobs[self._run - 1 :: self._run].tolist() if logprob > self._sure]:
                 continue
             sure = logprobs > self._sure

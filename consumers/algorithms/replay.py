@@ -1,4 +1,4 @@
-"""What replays have in common: when one is due, which groups may come, and what is kept of them."""
+"""Common base of replays: when a replay is due, which groups are eligible, and the memory of groups."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from headrace.schemas.ids import GroupId
 from headrace.schemas.records import GroupUse
 
 LARGEST_CAPACITY = 20_000
-"""The curator's snapshot is one record, of some 90 bytes a group, and the broker takes 8 MiB: room for the chains of
-three revisions side by side, and for the state of dedupe."""
+"""Most groups in memory. The curator's snapshot is one record of at most 8 MiB, with some 90 bytes per group: this
+leaves room for the chains of three revisions and the state of dedupe."""
 CREDIT_ROUNDING = 1e-9
-"""A replay is due although the sum of credits is this much below a whole number."""
+"""Tolerance by which the sum of credits may be below a whole number when a replay is due."""
 
 
 @dataclass(slots=True)
 class HeldGroup:
-    """A group that may be trained on again: a reference, no payload."""
+    """A reference, without payload, to a group that may be replayed."""
 
     stream: str
     number: int
     min_version: int
     max_version: int
     uses: int
-    """Trainings so far, the first included."""
+    """Number of uses so far, the first included."""
     arrival: int
-    """Running number of the groups held."""
+    """Running number in order of arrival."""
     priority: float
 
 
 class ReplayMemory:
-    """Base of replays: every group that passes is held, and earlier ones are trained on again.
+    """Base of replays: it holds every group that passes, and replays earlier groups.
 
-    Of all groups that come out, a share of `ratio` are replays: each fresh one gives a credit of ratio / (1 - ratio),
-    and while there is a whole credit and an eligible group, one is drawn and a credit taken off. Eligible is an earlier
-    group of the partition while its age, clock - min_version, is at most `max_staleness` and it was trained on fewer
-    than `max_uses` times, the first included. At most `capacity` are held; the oldest arrival leaves first.
+    A share `ratio` of all groups that come out are replays: each fresh group adds ratio / (1 - ratio) credits, and
+    while there is a whole credit and an eligible group, a group is drawn and a credit subtracted. An earlier group of
+    the partition is eligible while its age, clock - min_version, is at most `max_staleness`, and it has fewer than
+    `max_uses` uses, the first included. At most `capacity` groups are held; the oldest arrival leaves first.
 
     A group costs O(log capacity), memory is O(capacity + max_staleness), and the snapshot some 60 bytes for each group.
     """
@@ -68,47 +68,47 @@ class ReplayMemory:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """How often a group is trained on, the first time included, and how stale a replay may be."""
+        """Most uses of a group, the first included, and most staleness of a replay."""
         return self._max_uses, self._max_staleness
 
     def _forget_all(self) -> None:
         self._groups: list[HeldGroup] = []
-        """Dense: a slot is an index of it."""
+        """The held groups, without gaps: a slot is an index of this list."""
         self._slots: OrderedDict[int, int] = OrderedDict()
-        """Arrival to slot, oldest first."""
+        """Slot by arrival, oldest first."""
         self._of_version: dict[int, dict[int, None]] = {}
-        """min_version to the arrivals that have it."""
+        """Arrivals by min_version."""
         self._versions: list[int] = []
-        """The keys of that, as a heap."""
+        """The min_versions as a heap."""
 
     # ------------------------------------------------------------------------------------- what makes one like no other
 
     def draw(self) -> int:
-        """Return the slot of the group that is trained on next; there is one."""
+        """Return the slot of the next group to replay; at least one is held."""
         raise NotImplementedError
 
-    def can_take(self, candidate: Candidate) -> bool:  # noqa: ARG002 - for those that choose
-        """Return whether a group is held at all."""
+    def can_take(self, candidate: Candidate) -> bool:  # noqa: ARG002 - for subclasses that choose
+        """Return whether to hold a group."""
         return True
 
-    def priority(self, candidate: Candidate) -> float:  # noqa: ARG002 - for those that have one
-        """Return what is held beside a group."""
+    def priority(self, candidate: Candidate) -> float:  # noqa: ARG002 - for subclasses with priorities
+        """Return the priority to store with a group."""
         return 0.0
 
     def note_slot(self, slot: int) -> None:
-        """Take note that a slot has another group now, or, beyond the last, none."""
+        """Take in that a slot now has another group, or none if it is beyond the last."""
 
-    def weight(self, slot: int, clock: int) -> float:  # noqa: ARG002 - for those that draw unevenly
-        """Return the importance weight of a group drawn."""
+    def weight(self, slot: int, clock: int) -> float:  # noqa: ARG002 - for subclasses that draw unevenly
+        """Return the importance weight of a drawn group."""
         return 1.0
 
     # ---------------------------------------------------------------------------------------------------- a group comes
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
-        """Keep the group, replay what is due, then hold it.
+        """Keep the group, return the due replays, then hold the group.
 
-        What may fail over the group comes first: its dead letter must not take along replays that were counted. That it
-        counts as fresh does no harm: what is due comes with the next group.
+        Steps that may fail come first, so that the group's dead letter does not lose counted replays. The failed group
+        still counts as fresh, which is harmless: due replays come with the next group.
         """
         self.forget_stale(clock)
         self._fresh += 1
@@ -123,7 +123,7 @@ class ReplayMemory:
         return results
 
     def _build_held(self, candidate: Candidate, clock: int) -> HeldGroup | None:
-        """Return what is held of a group, None if it is not eligible; raises as `can_take` and `priority` do."""
+        """Return the reference to hold, None if the group is not eligible. Raises as `can_take` and `priority`."""
         low, high, group = candidate.min_version, candidate.max_version, candidate.group
         if low < 0 or clock - low > self._max_staleness or not self.can_take(candidate):
             return None
@@ -161,7 +161,7 @@ class ReplayMemory:
         self._of_version[one.min_version][one.arrival] = None
 
     def _remove(self, arrival: int) -> None:
-        """Forget one; the last group moves into its slot."""
+        """Forget a group; the last group moves into its slot."""
         slot, last = self._slots.pop(arrival), self._groups.pop()
         if last.arrival == arrival:
             del self._of_version[last.min_version][arrival]
@@ -173,7 +173,7 @@ class ReplayMemory:
         self.note_slot(len(self._groups))
 
     def forget_stale(self, clock: int) -> None:
-        """Forget the groups that are older than `max_staleness`, as the next group would have it done."""
+        """Forget groups older than `max_staleness`, as the next group would."""
         while self._versions and clock - self._versions[0] > self._max_staleness:
             version = heapq.heappop(self._versions)
             for arrival in list(self._of_version[version]):
@@ -202,7 +202,7 @@ class ReplayMemory:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot; every group gets the slot that it had."""
+        """Restore a snapshot; every group gets its old slot."""
         self._forget_all()
         self._fresh, self._replayed, self._arrivals = state["fresh"], state["replayed"], state["arrivals"]
         groups = [HeldGroup(state["streams"][stream], *rest) for stream, *rest in state["groups"]]

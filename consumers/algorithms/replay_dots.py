@@ -1,4 +1,4 @@
-"""Train again on groups that are neither solved nor beyond the policy, drawn at random."""
+"""Replays random groups that are neither fully solved nor fully failed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from headrace.consumers.algorithms.replay_uniform import ReplayUniform
 
 
 class ReplayDots(ReplayUniform):
-    """Draw uniformly from groups whose mean reward is between 0 and 1, both left out; the oldest leave first.
+    """Draw uniformly from groups with mean reward strictly between 0 and 1; the oldest leave first.
 
-    Rewards are the unshaped ones of the kept members. Source: rollout replay of DOTS (arXiv 2506.05316), with its fresh
-    share of one half and its buffer of 512 groups.
+    It uses unshaped rewards of the kept members. Source: rollout replay of DOTS (arXiv 2506.05316), with a fresh share
+    of one half and a buffer of 512 groups.
     """
 
     def __init__(
@@ -25,6 +25,6 @@ class ReplayDots(ReplayUniform):
         super().__init__(ratio=ratio, capacity=capacity, max_uses=max_uses, max_staleness=max_staleness, seed=seed)
 
     def can_take(self, candidate: Candidate) -> bool:
-        """Refuse what is solved, or beyond the policy."""
+        """Refuse groups that are fully solved or fully failed."""
         rewards = [candidate.group.trajectories[index].reward for index in candidate.kept]
         return 0 < sum(rewards) < len(rewards)

@@ -1,4 +1,4 @@
-"""Train again on what came last."""
+"""Replays the newest groups."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from headrace.consumers.algorithms.replay import ReplayMemory
 
 
 class ReplayLatest(ReplayMemory):
-    """Replay the newest arrivals first: of the eligible groups the one that came last, nothing drawn at random.
+    """Replay the eligible group that arrived last, without random draws.
 
-    A replay does not make a group newer; a group comes until its uses are up. When one is due: see `ReplayMemory`. This
-    is AstraFlow's only replay, there without a bound on staleness.
+    A replay does not make a group newer, so a group is replayed until its uses are up. `ReplayMemory` says when a
+    replay is due. This is AstraFlow's only replay, there without a bound on staleness.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Train again on groups drawn at random, the more there was to learn the likelier."""
+"""Replays random groups, with more probability for groups that teach more."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from headrace.consumers.algorithms.sum_tree import SumTree
 from headrace.infra.recipe.ranges import above, at_least, within
 
 LARGEST_ALPHA = 10
-"""Largest exponent: a small priority to a larger power underflows."""
+"""Largest exponent: with a larger one, small priorities would underflow."""
 
 
 class ReplayPrioritised(ReplayMemory):
     """Draw group i with P_i = p_i ** alpha / sum_j p_j ** alpha, p_i = mean |A| + epsilon over its kept members.
 
-    A is the group-normalised advantage (2402.03300) from shaped rewards, taken once when the group came. The importance
-    weight of a replay is (1 / (N P_i)) ** beta over the largest of the N eligible groups', so (P_min / P_i) ** beta.
-    `beta` rises linearly to 1 over the first `anneal_versions` versions of the clock, and stays as it is with 0.
-    When one is due: see `ReplayMemory`. Source: prioritized experience replay (arXiv 1511.05952).
+    A is the group-normalised advantage (2402.03300) from shaped rewards, computed once when the group arrives. The
+    importance weight of a replay is (1 / (N P_i)) ** beta, divided by the largest weight of the N eligible groups,
+    which gives (P_min / P_i) ** beta. `beta` rises linearly to 1 over the first `anneal_versions` versions of the
+    clock; with 0 it is constant. `ReplayMemory` says when a replay is due. Source: prioritized experience replay (arXiv
+    1511.05952).
     """
 
     def __init__(  # noqa: PLR0913 - settings by name
@@ -56,17 +57,17 @@ class ReplayPrioritised(ReplayMemory):
         self._draws = PhiloxDraws(seed, "replay_prioritised")
         self._weights = SumTree()
         self._smallest: list[tuple[float, int]] = []
-        """Heap of (p ** alpha, arrival), some of groups that are gone."""
+        """Heap of (p ** alpha, arrival); some entries are of forgotten groups."""
         super().__init__(ratio, capacity, max_uses, max_staleness)
 
     def priority(self, candidate: Candidate) -> float:
-        """Return p."""
+        """Return p_i of a group."""
         advantages = standardise(_mean_rewards(candidate))
         counted = [abs(advantages[index]) for index in candidate.kept if math.isfinite(advantages[index])]
         return (math.fsum(counted) / len(counted) if counted else 0.0) + self._epsilon
 
     def note_slot(self, slot: int) -> None:
-        """Weigh a slot's group."""
+        """Update the weight of a slot's group."""
         if slot >= len(self._groups):
             self._weights[slot] = 0.0
             return
@@ -78,7 +79,7 @@ class ReplayPrioritised(ReplayMemory):
             heapq.heapify(self._smallest)
 
     def draw(self) -> int:
-        """Return a slot by weight."""
+        """Draw a slot with probability proportional to its weight."""
         return self._weights.find(self._draws.next())
 
     def weight(self, slot: int, clock: int) -> float:
@@ -90,17 +91,17 @@ class ReplayPrioritised(ReplayMemory):
         return math.pow(self._smallest[0][0] / self._weights[slot], beta)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what every replay has, and how many draws there were."""
+        """Return the base state and the number of draws."""
         return {**super().snapshot(), "draws": self._draws.count}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot."""
+        """Restore a snapshot."""
         self._draws.count, self._weights, self._smallest = state["draws"], SumTree(), []
         super().restore(state)
 
 
 def _mean_rewards(candidate: Candidate) -> list[float]:
-    """Return the shaped rewards; of a member whose sequences have rewards of their own, the mean of them all."""
+    """Return the shaped rewards; for a member whose sequences have their own rewards, their mean."""
     rewards = list(candidate.rewards)
     for index, member in enumerate(candidate.group.trajectories):
         for sequence in member.sequences:

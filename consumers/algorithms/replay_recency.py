@@ -1,4 +1,4 @@
-"""Train again on groups drawn at random, the fresher the likelier."""
+"""Replays random groups, with more probability for fresher groups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headrace.consumers.algorithms.sum_tree import SumTree
 from headrace.infra.recipe.ranges import above
 
 LARGEST_EXPONENT = 500
-"""Largest binary exponent of a weight that is kept; two to this is far from overflow."""
+"""Largest binary exponent of a weight, far from overflow."""
 
 
 class ReplayRecency(ReplayMemory):
     """Draw a group with weight 2 ** (-age / half_life), age = clock - min_version in versions.
 
-    All ages grow together, so 2 ** ((min_version - base) / half_life) draws alike for any base, and no weight changes
-    with the clock. When one is due: see `ReplayMemory`.
+    All ages grow together, so weights 2 ** ((min_version - base) / half_life) give the same draws for any base, and
+    need no update when the clock moves. `ReplayMemory` says when a replay is due.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ReplayRecency(ReplayMemory):
         super().__init__(ratio, capacity, max_uses, max_staleness)
 
     def note_slot(self, slot: int) -> None:
-        """Weigh a slot's group."""
+        """Update the weight of a slot's group."""
         if slot >= len(self._groups):
             self._weights[slot] = 0.0
         elif self._exponent(slot) > LARGEST_EXPONENT:
@@ -51,21 +51,21 @@ class ReplayRecency(ReplayMemory):
         return (self._groups[slot].min_version - self._base) / self._half_life
 
     def _weigh_all(self) -> None:
-        """Take the newest version for the base: once in hundreds of half-lives."""
+        """Compute all weights with the newest version as base; needed once in hundreds of half-lives."""
         self._base = max(one.min_version for one in self._groups)
         self._weights = SumTree(2.0 ** self._exponent(slot) for slot in range(len(self._groups)))
 
     def draw(self) -> int:
-        """Return a slot by weight."""
+        """Draw a slot with probability proportional to its weight."""
         if self._weights.total == 0:
             self._weigh_all()
         return self._weights.find(self._draws.next())
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what every replay has, how many draws there were, and the base of the weights."""
+        """Return the base state, the number of draws, and the base of the weights."""
         return {**super().snapshot(), "draws": self._draws.count, "base": self._base}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot."""
+        """Restore a snapshot."""
         self._draws.count, self._base, self._weights = state["draws"], state["base"], SumTree()
         super().restore(state)

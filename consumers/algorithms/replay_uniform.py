@@ -1,4 +1,4 @@
-"""Train again on groups drawn at random, every one alike."""
+"""Replays groups drawn uniformly at random."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.consumers.algorithms.replay import ReplayMemory
 
 
 class ReplayUniform(ReplayMemory):
-    """Draw every eligible group with the same probability. When one is due: see `ReplayMemory`."""
+    """Draw every eligible group with the same probability. `ReplayMemory` says when a replay is due."""
 
     def __init__(
         self,
@@ -25,14 +25,14 @@ class ReplayUniform(ReplayMemory):
         self._draws = PhiloxDraws(seed, "replay_uniform")
 
     def draw(self) -> int:
-        """Return any slot."""
+        """Draw a slot uniformly."""
         return int(self._draws.next() * len(self._groups))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what every replay has, and how many draws there were."""
+        """Return the base state and the number of draws."""
         return {**super().snapshot(), "draws": self._draws.count}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot."""
+        """Restore a snapshot."""
         self._draws.count = state["draws"]
         super().restore(state)

@@ -1,6 +1,6 @@
-"""What an algorithm of the user's own returned over a group, looked at before any record is made of it.
+"""Checks the results of users' own algorithms before records are made of them.
 
-Numbers of numpy and lists become what a record takes. What the algorithm did not change is not looked at again.
+numpy numbers and lists are converted to the types of records. Unchanged fields are not checked again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _INTS, _FLOATS = frozenset({int}), frozenset({float})
 
 
 class WrongResult(ValueError):
-    """An algorithm returned what no record can be made of; the message says what must be, and what was found."""
+    """An algorithm returned an invalid result; the message names what is expected and what was found."""
 
 
 def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
-    """Return a verdict of which records can be made; `before` is the candidate that the algorithm was given.
+    """Return a verdict with valid types; `before` is the candidate that the algorithm got.
 
     Raises WrongResult.
     """
@@ -37,7 +37,7 @@ def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
 
 
 def check_replay(replay: Replay) -> Replay:
-    """Return a replay of which records can be made. Raises WrongResult."""
+    """Return a replay with valid types. Raises WrongResult."""
     use = replay.use
     try:
         [weight] = array("d", [replay.weight])
@@ -53,7 +53,7 @@ def check_replay(replay: Replay) -> Replay:
 
 
 def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:
-    """Return the fields that must be of other types, as those. Raises WrongResult."""
+    """Return the changed fields with converted types. Raises WrongResult."""
     if not isinstance(after, Candidate):
         raise WrongResult(f"a Keep must have a Candidate; got {type(after).__name__}")
     group = before.group
@@ -95,7 +95,7 @@ def _read_rewards(rewards: Any, count: int, failures: int) -> tuple[float, ...]:
     found: tuple[float, ...] = rewards
     if type(rewards) is not tuple or not _FLOATS.issuperset(map(type, rewards)):
         try:
-            found = tuple(array("d", tuple(rewards)))  # which takes no text, as float does
+            found = tuple(array("d", tuple(rewards)))  # array rejects texts, while float() accepts them
         except Exception:  # noqa: BLE001 - whatever another type raises
             raise WrongResult(f"rewards must be numbers; got {rewards!r:.80}") from None
     if len(found) - count not in {0, failures}:
@@ -134,13 +134,13 @@ def _read_version(name: str, version: Any) -> int:
 
 
 def _read_text(text: Any) -> str:
-    """Return a text of any kind as one that can be written; raise AttributeError or UnicodeError for anything else."""
+    """Return any text type as an encodable str; raise AttributeError or UnicodeError for anything else."""
     read: str = text.encode().decode()
     return read
 
 
 def _read_int(number: Any) -> int:
-    """Return a whole number of another type; raise TypeError for a truth value, which is no position."""
+    """Return a whole number of any integer type; raise TypeError for a bool, which is not a position."""
     if isinstance(number, bool):
         raise TypeError
     return index(number)

@@ -1,4 +1,4 @@
-"""Shift, scale and clip rewards."""
+"""Shifts, scales and clips rewards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.infra.recipe.ranges import at_least, finite
 
 
 class ScaleRewards(Stateless):
-    """Make of every reward r: clip((r + bias) * scale, -clip, clip); `clip = 0` clips nothing.
+    """Replace every reward r by clip((r + bias) * scale, -clip, clip); `clip = 0` does not clip.
 
-    Source: AstraFlow's and AReaL's reward settings.
+    Source: reward settings of AstraFlow and AReaL.
     """
 
     def __init__(self, bias: float = 0.0, scale: float = 1.0, clip: float = 20.0) -> None:
@@ -30,5 +30,5 @@ class ScaleRewards(Stateless):
         return [Keep(candidate.with_shaped_rewards(self._transform(reward) for reward in members))]
 
     def _transform(self, reward: float) -> float:
-        # A reward that is NaN is not counted, and stays so: min and max return their first argument then.
+        # A NaN reward does not count and stays NaN, because min and max return their first argument then.
         return max(min((reward + self._bias) * self._scale, self._clip), -self._clip)

@@ -1,4 +1,4 @@
-"""When a group has become too small to be trained on."""
+"""Decides when a group is too small to be trained on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
 from headrace.schemas.records import TrajectoryGroup
 
 SMALLEST_GROUP = 2
-"""A single trajectory has nothing to be compared with."""
+"""Least number of rewards in a group, because a single trajectory has nothing to compare with."""
 
 
 def is_single(group: TrajectoryGroup) -> bool:
-    """Return whether a group was asked for as one trajectory, for an estimator that compares nothing."""
+    """Return whether the task asked for only one trajectory, for an estimator that does not compare."""
     return group.n_asked == 1
 
 
 def drop_if_nothing_left(candidate: Candidate) -> Drop | None:
-    """Return the drop of a group without trajectories, for the reason that it came with; else None."""
+    """Return the Drop of a group without trajectories, with the group's own reason; else None."""
     group = candidate.group
     if group.trajectories:
         return None
@@ -25,13 +25,13 @@ def drop_if_nothing_left(candidate: Candidate) -> Drop | None:
 
 
 def keep_or_drop(candidate: Candidate, reason: str) -> Keep | Drop:
-    """Keep a group of which something is trained on and at least two rewards count; else drop it for `reason`.
+    """Keep a group with something to train on and at least two rewards that count; else drop it for `reason`.
 
-    One reward is enough where one trajectory was asked for. Rewards of failed episodes count where the chain has it so.
+    One reward is enough if the task asked for one trajectory. Rewards of failed episodes count if the chain says so.
     """
     rewards = candidate.rewards
     counted = len(rewards)
-    if not math.isfinite(sum(rewards)):  # in a group of which all count, the one look at each
+    if not math.isfinite(sum(rewards)):  # the only check of each reward if all rewards count
         counted -= sum(map(math.isnan, rewards))
     if candidate.kept and counted >= (1 if is_single(candidate.group) else SMALLEST_GROUP):
         return Keep(candidate)

@@ -1,4 +1,4 @@
-"""Whether a whole group is sound, in some passes over all its tokens together: the common case, at little cost."""
+"""A fast check that a whole group is sound, in a few passes over all its tokens together."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from headrace.schemas.records import Sequence, Trajectory
 
 SPAN_KINDS = frozenset({"prompt", "generated", "observation", "injected"})
 LOGPROB_SLACK = 1e-4
-"""An engine's log-softmax may round a certain token to just above 0."""
+"""Largest accepted log-probability: an engine's log-softmax may round the one of a certain token to just above 0."""
 _NOT_GENERATED = SPAN_KINDS - {"generated"}
 _NO_VOCABULARY = 1 << 31
-"""A negative int32 read as uint32 is this or more."""
+"""Negative int32 values are at least this when read as uint32."""
 _IDS, _LOGPROBS = attrgetter("ids"), attrgetter("logprobs")
 _FLOAT32, _UINT32 = np.dtype(np.float32), np.dtype(np.uint32)
 _WRITABLE = bytearray()
 
 
 def is_group_sound(members: Several[Trajectory], head_version: int, vocabulary: int) -> bool:
-    """Return True where `validate` finds no fault in any member; False where it has to look at each of them.
+    """Return True if no member has a fault; False if `validate` must check each member.
 
-    False does not mean that there is one: what is rare, as a span of length 0, is left to the closer look.
+    False does not mean that there is a fault: rare cases, such as a span of length 0, are left to the full check.
     """
     if len({member.id for member in members if member.sequences}) < len(members):
         return False
     sequences = [sequence for member in members for sequence in member.sequences]
-    # Half the time of numpy's concatenate; and not into bytes, as `argmax` first copies what it may not write to.
-    # Arrays that are no tensors of a record are left to the closer look.
+    # Takes half the time of numpy's concatenate. A bytearray, because `argmax` copies read-only memory first.
+    # Arrays of other types than a record's are left to the full check.
     try:
         ids, logprobs = _WRITABLE.join(map(_IDS, sequences)), _WRITABLE.join(map(_LOGPROBS, sequences))
         tokens, rewards = _walk(sequences, logprobs, head_version)
@@ -43,18 +43,18 @@ def is_group_sound(members: Several[Trajectory], head_version: int, vocabulary: 
 
 
 class _Unclear(Exception):
-    """It takes the closer look."""
+    """The group needs the full check."""
 
 
-# One function, as a call for each sequence would cost a tenth of all.
+# A single function, because a call for each sequence would cost a tenth of the time.
 def _walk(  # noqa: C901, PLR0912
     sequences: Several[Sequence], logprobs: bytearray, head_version: int
 ) -> tuple[int, float]:
-    """Walk through the spans of all sequences, and beside them through their version runs and all log-probabilities.
+    """Walk through the spans of all sequences together with their version runs and log-probabilities.
 
-    Returns how many tokens there are, and the sum of the rewards and baselines of sequences and spans, which is finite
-    if each is. Raises _Unclear or IndexError where spans, runs and lengths of a sequence do not fit each other, nothing
-    of it was generated, or a token that was not has a log-probability.
+    Returns the number of tokens, and the sum of the rewards and baselines of sequences and spans, which is finite only
+    if each is. Raises _Unclear or IndexError if spans, runs and lengths of a sequence do not fit, if nothing in it was
+    generated, or if a token that was not generated has a log-probability.
     """
     before = tokens = 0
     rewards = 0.0
@@ -66,7 +66,7 @@ def _walk(  # noqa: C901, PLR0912
             rewards += sequence.baseline
         runs = sequence.version_runs.tolist()
         at = turn = generated = 0
-        left = 0  # of a run without version, which may go on through several spans
+        left = 0  # tokens left in a run without version, which may cover several spans
         for span in sequence.spans:
             length = span.length
             if span.reward is not None:
@@ -107,9 +107,9 @@ def _walk(  # noqa: C901, PLR0912
 
 
 def _is_in_range(ids: bytearray, logprobs: bytearray, vocabulary: int) -> bool:
-    """Return whether int32 ids are in the vocabulary, and float32 log-probabilities finite and not above 0."""
+    """Return whether int32 ids are in the vocabulary and float32 log-probabilities are finite and not above 0."""
     numbers, values = np.frombuffer(ids, _UINT32), np.frombuffer(logprobs, _FLOAT32)
-    # Finding where costs a third of `max`. The largest is NaN when any is.
+    # `argmax` costs a third of `max`. If any value is NaN, it finds a NaN.
     lowest, highest = values.item(values.argmin()), values.item(values.argmax())
     return (
         numbers.item(numbers.argmax()) < (vocabulary or _NO_VOCABULARY)

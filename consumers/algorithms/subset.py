@@ -1,4 +1,4 @@
-"""What algorithms that choose m of a group's n trajectories have in common."""
+"""Common base of algorithms that choose m of a group's n trajectories."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.infra.recipe.ranges import at_least
 
 
 class Subset(Stateless):
-    """Base of algorithms that train on m of the kept trajectories, and take statistics over these alone.
+    """Base of algorithms that train on m of the kept trajectories, with statistics over these alone.
 
-    What is not chosen, what was left out of the loss before, and failed episodes count no more. A group of m or fewer
-    passes unchanged.
+    Trajectories that are not chosen or were left out of the loss before, and failed episodes, no longer count. A group
+    of m or fewer passes unchanged.
     """
 
     def __init__(self, m: int) -> None:
@@ -21,11 +21,11 @@ class Subset(Stateless):
         self._m = m
 
     def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
-        """Return m of the indices, which come in the order of the trajectories' ids; there are more than m."""
+        """Return m of the given indices. There are more than m of them, in the order of the trajectories' ids."""
         raise NotImplementedError
 
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:  # noqa: ARG002 - the protocol's
-        """Take out all but m trajectories."""
+        """Remove all but m trajectories."""
         if len(candidate.kept) <= self._m:
             return [Keep(candidate)]
         rewards = candidate.rewards
@@ -42,12 +42,12 @@ class Subset(Stateless):
 
 
 def rank_both_ways(ranked: Sequence[int], rewards: Sequence[float]) -> tuple[list[int], list[int]]:
-    """Return the indices by reward, largest first and smallest first; equal ones stay as they are in both."""
+    """Return the indices by reward, largest first and smallest first; equal rewards keep their order in both."""
     return sorted(ranked, key=rewards.__getitem__, reverse=True), sorted(ranked, key=rewards.__getitem__)
 
 
 def take_ends(falling: Sequence[int], rising: Sequence[int], largest: int, smallest: int) -> set[int]:
-    """Return so many indices of the largest and of the smallest rewards, of equal ones those that come first."""
+    """Return this many indices from the begin of both lists: of the largest and of the smallest rewards."""
     taken = set(falling[:largest])
     return taken.union([index for index in rising if index not in taken][:smallest])
 

@@ -1,4 +1,4 @@
-"""Weights that are changed and drawn from in O(log n)."""
+"""Weights with changes and weighted draws in O(log n)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 
 class SumTree:
-    """A weight, 0 or more, for each of the slots 0, 1, 2 ...; all are 0 at first.
+    """A weight of 0 or more for each slot 0, 1, 2 ...; all are 0 at first.
 
-    A node is the sum of its two children and nothing else, so the same weights draw the same slot, however they came
-    there.
+    Each node is exactly the sum of its two children, so equal weights give equal draws, whatever the order of changes.
     """
 
     def __init__(self, weights: Iterable[float] = ()) -> None:
@@ -33,7 +32,7 @@ class SumTree:
             nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
 
     def find(self, share: float) -> int:
-        """Return the slot in which `share`, in [0, 1), of the total falls; never one of weight 0. The total is > 0."""
+        """Return the slot at `share`, in [0, 1), of the total; never a slot of weight 0. The total must be above 0."""
         nodes, node = self._nodes, 1
         rest = share * nodes[1]
         while node < self._size:

@@ -1,4 +1,4 @@
-"""Refuse what no trainer can use, before any other rule looks at it."""
+"""Rejects malformed trajectories before any other rule sees them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ GroupFault = tuple[str, str]
 
 
 class Validate(Stateless):
-    """Reject malformed trajectories; drop a group with fewer than two sound ones.
+    """Reject malformed trajectories; drop a group with fewer than two sound trajectories.
 
-    Sound is: a finite reward; ids, log-probabilities, versions and spans of one length; spans of known kinds whose
-    turns never go back, so that what a turn saw is the beginning of what the next one saw; something before the first
-    generated token; a version on every generated token, none ahead of the record's head_version, and on all others
-    neither version nor log-probability; finite log-probabilities, not above 0; token ids in the vocabulary; at least
-    one generated token; an id that no other trajectory of the group has. What is rejected does not count in the group's
-    statistics. Failed episodes count to the two where `failures` has it so.
+    A sound trajectory has: a finite reward; ids, log-probabilities, versions and spans of the same length; spans of
+    known kinds whose turns never decrease, so that each turn's input begins with the last turn's input; a token before
+    the first generated token; a version on every generated token, at most the record's head_version; neither version
+    nor log-probability on other tokens; finite log-probabilities not above 0; token ids in the vocabulary; at least one
+    generated token; and an id that is unique in the group. Rejected trajectories do not count in the group's
+    statistics. Failed episodes count towards the two if `failures` says so.
 
-    `vocabulary` is the number of token ids, 0 when it is not known. A group without trajectories is dropped with the
-    reason it came with.
+    `vocabulary` is the number of token ids, 0 if unknown. A group without trajectories is dropped with its own reason.
     """
 
     def __init__(self, vocabulary: int = 0) -> None:
@@ -119,7 +118,7 @@ def _find_token_fault(sequence: Sequence, vocabulary: int) -> GroupFault | None:
     if ids.min() < 0 or (vocabulary and ids.max() >= vocabulary):
         return "token_id", f"token ids from {ids.min()} to {ids.max()}, vocabulary {vocabulary or 'unknown'}"
     lowest, highest = float(logprobs.min()), float(logprobs.max())
-    if not (math.isfinite(lowest) and math.isfinite(highest)):  # either one is NaN when any is
+    if not (math.isfinite(lowest) and math.isfinite(highest)):  # both are NaN if any value is
         return "logprob", f"{np.count_nonzero(~np.isfinite(logprobs))} log-probabilities are not finite"
     if highest > LOGPROB_SLACK:
         return "logprob", f"a log-probability is {highest}, above 0"
@@ -139,7 +138,7 @@ def _find_version_fault(sequence: Sequence, head_version: int) -> GroupFault | N
 
 
 def _iterate_span_versions(sequence: Sequence) -> Iterator[tuple[Span, int, list[int]]]:
-    """Yield every span that has tokens, where it starts, and the versions of the runs that it touches."""
+    """Yield every span with tokens, its start, and the versions of the runs that it overlaps."""
     runs = sequence.version_runs.tolist()
     position = end = run = 0
     for span in sequence.spans:

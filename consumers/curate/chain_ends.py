@@ -1,10 +1,10 @@
-"""Which recipe revisions are finished on a partition: chains that no other has can go, with their memory.
+"""Finds recipe revisions that are finished on a partition, so that their chains and memory can be removed.
 
-The feeder issues the numbers of a stream in order, and keeps the revision of a number over all its attempts. So where
-a number has a revision, all after it have that or a later one. A revision is finished when the partition has concluded,
-of every stream of its policy, all numbers below one of a later revision. Where one of them never comes, or a stream
-issues no more, it stays. A copy that `headrace redrive` sends back later begins the chain of its revision anew, and
-ends it.
+The feeder issues the numbers of a stream in order, and a number keeps its revision over all attempts. So all later
+numbers have the same or a later revision. A revision is finished when, for every stream of its policy, the partition
+has concluded all numbers below one of a later revision. If such a number never comes, or a stream issues no more
+numbers, the revision stays. If `headrace redrive` later sends back a copy, the chain of its revision starts empty, and
+ends again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 
 class ChainEnds:
-    """The lowest number that was seen of every revision and stream; of finished ones nothing is kept."""
+    """The lowest number seen of every unfinished revision and stream."""
 
     def __init__(self) -> None:
         self._lowest: dict[int, dict[str, int]] = {}
 
     @property
     def revisions(self) -> Collection[int]:
-        """Those that were seen and are not finished."""
+        """Revisions that were seen and are not finished."""
         return self._lowest.keys()
 
     def see(self, revision: int, stream: str, number: int) -> None:
@@ -31,11 +31,11 @@ class ChainEnds:
             lowest[stream] = number
 
     def pop_finished(self, streams: Collection[str], low_watermark: Callable[[str], int]) -> list[int]:
-        """Return the revisions that are finished, and forget them.
+        """Return the finished revisions, and forget them.
 
         Args:
-            streams: All that train the policy.
-            low_watermark: Stream to the number below which the partition has concluded all that are its own.
+            streams: All streams that train the policy.
+            low_watermark: Returns, for a stream, the number below which the partition has concluded all its numbers.
         """
         newest, found = max(self._lowest, default=0), []
         for revision in sorted(self._lowest):

@@ -1,4 +1,4 @@
-"""What the partitions of one curator share, and which recipe is in force for a group."""
+"""Shared data of a curator's partitions, and the recipe of a group."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from headrace.schemas.topics import Topics, policy_of
 
 @dataclass(frozen=True, slots=True)
 class CuratorContext:
-    """What a curator's partitions share, none of it state."""
+    """Shared data of a curator's partitions, without state."""
 
     run_id: str
     policy_variant: str
-    """A policy, or a shadow of it."""
+    """A policy, or a shadow of a policy."""
     topics: Topics
     recipe_of: Callable[[int], Recipe]
     """Recipe by revision; raises UnknownRevision."""
     fetch: Callable[[ClaimCheck], bytes]
     is_published: Callable[[Message, TrajectoryGroup], bool] | None = None
-    """Whether the version is published that a message's group names as the newest. None in a run that began before
-    this was asked: any counts as published there that is not LARGEST_LEAP ahead of the clock."""
+    """Whether the group's newest version is published. None in runs of older builds, which did not check this: there
+    every version less than LARGEST_LEAP ahead of the clock counts as published."""
     is_issued: Callable[[Message, Stamp], bool] | None = None
-    """Whether the number of a message's group was issued. None in a run that began before this was asked: any was."""
+    """Whether the number of a message's group was issued. None in runs of older builds: all numbers count as issued."""
 
     @property
     def policy(self) -> str:
-        """Whose trajectories."""
+        """The policy whose trajectories are curated."""
         return policy_of(self.policy_variant)
 
     @property
     def is_shadow(self) -> bool:
-        """Whether another curator concludes the numbers that the feeder waits for."""
+        """Whether this is a shadow: another curator concludes the feeder's numbers."""
         return self.policy_variant != self.policy
 
 
@@ -45,7 +45,7 @@ class UnknownRevision(LookupError):
 
 
 def find_recipe(recipes: Mapping[int, Recipe], revision: int, policy_variant: str) -> Recipe:
-    """Return the recipe of a revision, or where that lacks the shadow, of the first after it that has it.
+    """Return the recipe of a revision; if it lacks the shadow, of the first later revision that has it.
 
     Raises UnknownRevision.
     """

@@ -1,4 +1,4 @@
-"""The records that a curator writes of a group: outcomes, and curated records of first uses and of replays."""
+"""Builds a curator's records of groups: outcomes, and curated records of first uses and replays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_stamp(candidate: Candidate) -> Stamp:
 
 
 def build_curated(candidate: Candidate, value: bytes, max_staleness: int) -> CuratedGroup:
-    """Return the curated record of a group that was kept; `value` is the group as its worker wrote it."""
+    """Return the curated record of a kept group; `value` is the group as its worker wrote it."""
     group = candidate.group
     return CuratedGroup(
         run_id=group.run_id,
@@ -44,7 +44,7 @@ def build_curated(candidate: Candidate, value: bytes, max_staleness: int) -> Cur
 
 
 def build_replay(replay: Replay, stamp: Stamp, first_back: int) -> CuratedGroup:
-    """Return the curated record of a group that is to be trained on once more."""
+    """Return the curated record of a replay."""
     return CuratedGroup(
         run_id=stamp.run_id,
         stream=stamp.stream,
@@ -59,7 +59,7 @@ def build_replay(replay: Replay, stamp: Stamp, first_back: int) -> CuratedGroup:
 
 
 def build_group_outcome(policy: str, candidate: Candidate) -> Outcome:
-    """Return the outcome of a group, less its verdict."""
+    """Return the outcome of a group, without its verdict."""
     group = candidate.group
     return Outcome(
         run_id=group.run_id,
@@ -82,7 +82,7 @@ def build_group_outcome(policy: str, candidate: Candidate) -> Outcome:
 
 
 def build_replay_outcome(stamp: Stamp) -> Outcome:
-    """Return the outcome of one more use of a group; that of the first use describes the group."""
+    """Return the outcome of a replay; the outcome of the first use describes the group."""
     return Outcome(
         run_id=stamp.run_id,
         stream=stamp.stream,
@@ -99,7 +99,7 @@ def build_replay_outcome(stamp: Stamp) -> Outcome:
 
 
 def build_rejection_outcome(outcome: Outcome, group: TrajectoryGroup, rejection: Rejection) -> Outcome:
-    """Return the outcome of a trajectory that an algorithm rejected, from that of its group."""
+    """Return the outcome of a rejected trajectory, from the outcome of its group."""
     return replace(
         outcome,
         level="trajectory",

@@ -1,10 +1,10 @@
 """The curator: `headrace curate --run kafka://host:port/run --policy NAME [--variant NAME]`.
 
-A member of the consumer group of its policy, or of a shadow. What it does with a partition is `CuratorPartition`, logic
-without I/O of its own. Every group gives exactly one outcome, and a kept one also a curated record, and so does every
-replay; bytes that cannot be read give a dead letter, or in a shadow an outcome. The state is a function of the
-partition's records in order, so it can be rebuilt from them. What could not be read may be readable later, so nothing
-is rebuilt over that: a snapshot follows it at once.
+It is a member of the consumer group of its policy or shadow. `CuratorPartition` has the logic for a partition, without
+I/O. Every group gives exactly one outcome, and a kept group also a curated record; every replay gives both. Unreadable
+bytes give a dead letter, or in a shadow an outcome. The state is a function of the partition's records in order, so it
+can be rebuilt from them. But an unreadable record may be readable later, so a snapshot follows it at once, and the
+state is never rebuilt from before it.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from headrace.schemas.topics import policy_of
 log = structlog.get_logger()
 
 MOST_FAILURES = 8
-"""Groups in a row over which the chain may fail. One that fails over each would use up rollouts without end."""
+"""Groups in a row for which the chain may fail, so that rollouts are not wasted without end."""
 NOW_THAT_IT_IS_OVER = "groups that still come are curated; stop this process when none is in flight"
 LARGEST_INLINE_GROUP = 7 << 20
-"""A group that came inline in more bytes makes a curated record that the broker refuses."""
+"""Most bytes of a group inside its record: the broker would refuse the curated record of a larger group."""
 
 
 def main(run: str, policy: str | None = None, slot: str | None = None, variant: str | None = None) -> None:
-    """Curate one policy's groups until a signal stops it or, with `variant`, a shadow's.
+    """Curate the groups of one policy (with `variant`, of a shadow) until a signal stops it.
 
     `slot` is the supervisor's slot: a later process with the same slot fences this one.
     """
@@ -93,10 +93,10 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
 
 
 def open_curator(run: Run, policy_variant: str, published: PublishedVersions, issued: IssuedNumbers) -> GroupConsumer:
-    """Return the group consumer of the curators of a policy or shadow; the chain is checked before it joins the group.
+    """Return the group consumer of a policy's or shadow's curator; check the chain before it joins the group.
 
-    Groups that are older than a shadow go through the first chain that it had. Raises OtherSource or SourceChanged
-    where the chain's plug-ins are not those that the run goes by; TopicDiffers for another number of partitions.
+    Groups older than a shadow go through the shadow's first chain. Raises OtherSource or SourceChanged if the source of
+    the chain's plug-ins is not the run's, and TopicDiffers for another number of partitions.
     """
     topics, topic = run.topics, run.topics.trajectories(policy_variant)
     check_sources(run.plug_ins, curator_plug_ins(run.recipe, policy_variant))
@@ -151,29 +151,32 @@ class CuratorPartition:
         self._replayable = ReplayableGroups(context.run_id, context.policy)
         self._chains = RevisionChains(context)
         self.is_last_refused = False
-        """Whether the message that was handled last was refused, and became a dead letter."""
+        """Whether the last handled message became a dead letter."""
         self._failures = 0
-        """Groups in a row over which the chain failed."""
+        """Number of groups in a row for which the chain failed."""
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Return the dead letter, or the outcome (and curated record), of one message; nothing for a repetition.
+        """Return the dead letter, or the outcome (and curated record), of a message; nothing for a repetition.
 
-        A message that was sent back is not a repetition if a dead letter concluded its number; where that was
-        forgotten it becomes another dead letter. To a shadow, which concludes no number by one, it is a repetition.
+        A message that was sent back is not a repetition if a dead letter had concluded its number; if the dead letter
+        is forgotten, the message becomes another dead letter. In a shadow it is a repetition, because a shadow
+        concludes no number by a dead letter.
         """
         self.is_last_refused = False
         try:
             stamp = self._read_stamp(message)
         except MessageRefused as refused:
-            # Such a number stays open: without its headers the dead letter concludes nothing.
+            # The number stays open, because a dead letter without headers concludes nothing.
             named = replace(message, headers=[]) if refused.reason in {"misrouted", NOT_ISSUED} else message
             return self._build_dead_letter(named, refused)
         stream, number = stamp.stream, stamp.number
         is_new, is_back = self._dedupe.conclude(stream, number), is_sent_back(message) and not self._context.is_shadow
         if not is_new and not (is_back and self._dedupe.reopen(stream, number)):
             if is_back and self._dedupe.has_forgotten_dead(stream):
-                # When it was sent back its number was opened, which this dead letter concludes again.
-                detail = "more numbers of its stream are dead than are kept: it may be a repetition"
+                # Sending the message back opened its number; this dead letter concludes it again.
+                detail = (
+                    "its stream has more dead letters than the curator remembers, so the group may be curated already"
+                )
                 return self._build_dead_letter(message, MessageRefused("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
@@ -197,9 +200,9 @@ class CuratorPartition:
         return outgoing
 
     def _report_failure(self, message: Message, stamp: Stamp, error: AlgorithmFailed) -> list[Outgoing]:
-        """Return the dead letter of a group over which an algorithm failed. Raises ChainError for too many in a row.
+        """Return the dead letter of a group for which an algorithm failed. Raises ChainError for too many in a row.
 
-        The snapshot that follows what cannot be read keeps what the chain has learnt from the group until it failed.
+        The snapshot that follows a dead letter keeps the chain's state changes from before the failure.
         """
         log.error("algorithm.failed", stream=stamp.stream, number=stamp.number, why=str(error))
         self._failures += 1
@@ -258,10 +261,10 @@ class CuratorPartition:
         return group
 
     def _refuse_time_travel(self, message: Message, group: TrajectoryGroup) -> None:
-        """Refuse a group that would move the clock to a version that nobody can have played with.
+        """Refuse a group that would move the clock to a version that no worker can have used.
 
-        Any published version moves it, however far: a partition may see no group for thousands of them. Raises
-        MessageRefused.
+        Any published version may move the clock, however far, because a partition may get no group for thousands of
+        versions. Raises MessageRefused.
         """
         version, is_published = group.head_version, self._context.is_published
         if is_published is None:
@@ -274,7 +277,7 @@ class CuratorPartition:
             raise MessageRefused(TIME_TRAVEL, f"head_version is {version}, but no such version is published")
 
     def _build_messages(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
-        """Return the records of what the chain made of a group, which came in the bytes `value`. Raises ChainError."""
+        """Return the records of the chain's results for a group with the bytes `value`. Raises ChainError."""
         name, chain, outgoing = self._chains.name_of(group.revision), self._chains.of(group.revision), []
         for result in results:
             match result:
@@ -295,11 +298,11 @@ class CuratorPartition:
 
     @property
     def flagged(self) -> Counter[str]:
-        """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
+        """Number of trajectories flagged by `repetition` and `gibberish`, also with `monitor`, by algorithm."""
         return self._chains.flagged
 
     def snapshot(self) -> bytes:
-        """Return the state as JSON, without what is too old to be trained on again."""
+        """Return the state as JSON, without groups that are too old for a replay."""
         self._chains.forget_stale(self._clock)
         state = {
             "partitions": self._partitions,
@@ -311,13 +314,13 @@ class CuratorPartition:
         return json.dumps(state, separators=(",", ":")).encode()
 
     def restore(self, body: bytes) -> None:
-        """Take what `snapshot` returned. Raises ValueError for one of another number of partitions.
+        """Restore a snapshot. Raises ValueError for a snapshot with another number of partitions.
 
-        Its indices would be those of other numbers. Older snapshots do not say theirs.
+        Its indices would belong to other numbers. Older snapshots do not record the number of partitions.
         """
         state = json.loads(body)
         if (of := state.get("partitions", self._partitions)) != self._partitions:
-            raise ValueError(f"it is of a topic with {of!r:.20} partitions, and there are {self._partitions}")
+            raise ValueError(f"it was taken with {of!r:.20} partitions, but the topic has {self._partitions}")
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
         self._replayable.restore(state["uses"])

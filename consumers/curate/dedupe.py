@@ -1,11 +1,10 @@
-"""Which numbers of a partition are concluded: the curator's first step, before any claim check is read.
+"""Knows which numbers of a partition are concluded: the curator's first step, before any claim check is read.
 
-A group's partition is its number modulo the partitions, so what a partition sees of a stream is consecutive in
-`number // partitions`: its *index*. Per stream the concluded indices are kept as runs, so memory grows with the gaps
-(numbers under way, or lost before any curator saw them), not with the length of a training. Numbers that were concluded
-by a dead letter are kept too: a copy of one that `headrace redrive` sends back is new, once. Beyond MOST_DEAD_KEPT
-these are forgotten, and what is sent back of such a stream may be a repetition or not: then `has_forgotten_dead`
-returns True.
+A group's partition is its number modulo the number of partitions, so a partition's numbers of a stream are consecutive
+in `number // partitions`, the *index*. Concluded indices are stored as runs per stream, so memory grows with the gaps
+(numbers in flight or lost), not with the length of a training. Numbers concluded by a dead letter are stored too,
+because a copy that `headrace redrive` sends back counts as new, once. Beyond MOST_DEAD_KEPT these are forgotten; then a
+copy may be a repetition or not, and `has_forgotten_dead` returns True.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 MOST_RUNS = 10_000
-"""Largest number of runs, of all streams. More do not come from disorder: somebody invents numbers."""
+"""Most runs of all streams. Normal disorder does not cause more: then somebody invents numbers."""
 MOST_STREAMS = 1_000
 MOST_DEAD_KEPT = 100_000
 
@@ -27,17 +26,17 @@ class Dedupe:
         self._partition = partition
         self._partitions = partitions
         self._runs: dict[str, list[list[int]]] = {}
-        """[first, last + 1] of every run of concluded numbers, by stream, in order, none touching the next."""
+        """[first, last + 1] of every run of concluded indices, by stream, in order, with gaps between runs."""
         self._dead: dict[str, set[int]] = {}
         self._forgot: set[str] = set()
-        """Streams with more dead numbers than are kept."""
+        """Streams of which dead numbers were forgotten."""
 
     def is_own(self, number: int) -> bool:
-        """Return whether a number is one of this partition's."""
+        """Return whether a number belongs to this partition."""
         return number >= 0 and number % self._partitions == self._partition
 
     def has_room(self, stream: str, number: int) -> bool:
-        """Return whether there is room for a number; False for those that somebody invents without end."""
+        """Return whether there is room for a number; False protects against endless invented numbers."""
         runs = self._runs.get(stream)
         if sum(map(len, self._runs.values())) < MOST_RUNS:
             return runs is not None or len(self._runs) < MOST_STREAMS
@@ -48,7 +47,7 @@ class Dedupe:
         return (after > 0 and index <= runs[after - 1][1]) or (after < len(runs) and index + 1 == runs[after][0])
 
     def conclude(self, stream: str, number: int) -> bool:
-        """Mark a number of this partition as concluded; False when it was already."""
+        """Mark a number of this partition as concluded; return False if it was concluded already."""
         index = number // self._partitions
         runs = self._runs.setdefault(stream, [])
         after = bisect_right(runs, index, key=_begin_of)
@@ -64,13 +63,13 @@ class Dedupe:
         return True
 
     def low_watermark(self, stream: str) -> int:
-        """Return the number below which all of this partition's are concluded."""
+        """Return the number below which all numbers of this partition are concluded."""
         runs = self._runs.get(stream)
         first_open = runs[0][1] if runs and runs[0][0] == 0 else 0
         return first_open * self._partitions + self._partition
 
     def mark_dead(self, stream: str, number: int) -> None:
-        """Note that a concluded number was concluded by a dead letter. Beyond MOST_DEAD_KEPT it is forgotten."""
+        """Note that a dead letter concluded a number. Beyond MOST_DEAD_KEPT old ones are forgotten."""
         if sum(map(len, self._dead.values())) < MOST_DEAD_KEPT:
             self._dead.setdefault(stream, set()).add(number // self._partitions)
         else:
@@ -81,7 +80,7 @@ class Dedupe:
         return stream in self._forgot
 
     def reopen(self, stream: str, number: int) -> bool:
-        """Take a number, which stays concluded, from the dead; False when it was not among them."""
+        """Remove a number from the dead numbers; it stays concluded. Return False if it was not dead."""
         dead, index = self._dead.get(stream, set()), number // self._partitions
         if index not in dead:
             return False
@@ -100,9 +99,9 @@ class Dedupe:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what `snapshot` returned. Raises ValueError for anything else."""
+        """Restore a snapshot. Raises ValueError for anything else."""
         if not isinstance(state, Mapping):
-            raise ValueError(f"a dedupe snapshot must be a mapping of streams; got {state!r:.80}")  # noqa: TRY004 - what is wrong is the value
+            raise ValueError(f"a dedupe snapshot must be a mapping of streams; got {state!r:.80}")  # noqa: TRY004 - the value is wrong
         for stream, known in state.items():
             runs, dead = (known.get("runs"), known.get("dead")) if isinstance(known, Mapping) else (None, None)
             if (

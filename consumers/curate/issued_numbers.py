@@ -1,9 +1,9 @@
-"""Which numbers the feeder has issued: a group of any other was made by somebody who is wrong, and concludes nothing.
+"""Knows which numbers the feeder has issued: a group of any other number is an error, and concludes nothing.
 
-A task is committed before any worker can see it. So a number that is not on `tasks`, read to its end after the group
-came, nor below what the feeder's snapshot says, was never issued. What is decided stands on the log: such a group is a
-dead letter, and a snapshot follows at once, so that a restore never decides anew. What is taken needs no record: what
-was issued once stays so. Trajectories of a replay carry what the run decided of them.
+A task is committed before any worker can see it. So a number was never issued if it is neither on `tasks`, read to its
+end after the group came, nor below the next number in the feeder's snapshot. A refusal is on the log: the group becomes
+a dead letter, and a snapshot follows at once, so that a restore never repeats the decision. An acceptance needs no
+record, because an issued number stays issued. Replayed trajectories use the run's recorded decisions.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.topics import FEEDER
 
 MET_S = 1.0
-"""A broker that was started again since may give an end that is too low, and begins no sooner."""
+"""Seconds for which an end is not trusted: a restarted broker may report an end that is too low."""
 
 
 class IssuedNumbers:
-    """The next number of every stream. The topics are read only when a higher one is asked for.
+    """The next number of every stream. The topics are read only if a higher number is checked.
 
-    First comes the feeder's newest snapshot, and from then on the end of `tasks`: a snapshot holds all that its
-    transaction issued, so what was committed before the first look at `tasks` is in it. Before a number is refused the
-    snapshot is read again: the feeder deletes tasks that were played, also some that were not read here.
+    It starts with the feeder's newest snapshot, and then follows the end of `tasks`: the snapshot includes all tasks
+    committed before the first look at `tasks`. Before it refuses a number, it reads the snapshot again, because the
+    feeder deletes played tasks, perhaps before they were read here.
     """
 
     def __init__(self, run: Run) -> None:
         self._run, self._news = run, RecipeNews(run.address, run.recipe_end)
         self._streams = set(run.recipe.workflows)
         self._former = {name for recipe in run.revisions for name in recipe.workflows} - self._streams
-        """Streams of earlier recipes alone: the snapshot has all that was issued, and nobody needs their topics."""
+        """Streams of earlier recipes only: the snapshot has all their numbers, so their topics are not read."""
         self._next: dict[str, int] = {}
         self._reader: TopicReader | None = None
         self._met: dict[PartitionId, int] = {}
-        """Ends of `tasks` up to which records were actually read, so that many forged groups cause few delays."""
+        """Ends of `tasks` that reading has reached, so that many forged groups cause few delays."""
         self._met_until = 0.0
 
     def is_issued(self, message: Message, stamp: Stamp) -> bool:
-        """Return whether the number of a message's group was issued. Raises as `has`."""
+        """Return whether the number of a message's group was issued. Raises as `has_number`."""
         verdict = verdict_of(message)
         return self.has_number(stamp.stream, stamp.number) if verdict is None else verdict != NOT_ISSUED
 
@@ -63,18 +63,18 @@ class IssuedNumbers:
         return number < self._next[stream]
 
     def _learn_streams(self) -> None:
-        """Take in what later recipes bring: their tasks are read as well from the next question on."""
+        """Take in the streams of later recipes, whose tasks are then read too."""
         for revision in self._news.look():
             if revision.run_id == self._run.run_id:
                 self._streams.update(Recipe.from_json(revision.recipe).workflows)
                 self.close()
 
     def _begin(self) -> TopicReader:
-        """Read from the end of `tasks` on, and what was issued before."""
+        """Start reading at the end of `tasks`, and take earlier numbers from the snapshot."""
         self.close()
         connection, topics = self._run.connection, self._run.topics
         partition_ids = find_whole_topics(connection, [topics.tasks(stream) for stream in self._streams])
-        # Not the very end: a transaction that is open there may have no snapshot yet.
+        # Before the end, because a transaction that is open there may have no snapshot yet.
         self._reader = TopicReader(connection, fetch_stable_ends(connection, partition_ids), f"issued.{topics.run}")
         self._met = {}
         self._take_snapshot()
@@ -87,10 +87,10 @@ class IssuedNumbers:
         self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in streams}
 
     def _follow(self, reader: TopicReader, stream: str, number: int) -> None:
-        """Read on to where committed tasks are said to end, and where that does not do, to an end that was met.
+        """Read to the reported end of committed tasks; if the number is not found, to an end that reading reached.
 
-        Where that does not do either, the task may have been deleted; the snapshot that knows of it was written before.
-        A transaction that is open behind that is not waited for: no worker has seen its tasks.
+        If it is still not found, the task may have been deleted; then an earlier snapshot knows it. Open transactions
+        after this end are ignored, because no worker has seen their tasks.
         """
         ends = fetch_stable_ends(self._run.connection, reader.positions)
         for message in reader.read_until(ends):
@@ -107,7 +107,7 @@ class IssuedNumbers:
     def _fold_task(self, message: Message) -> None:
         try:
             stamp = stamp_own(message, self._run.run_id)
-        except MessageRefused:  # the workers make a dead letter of it
+        except MessageRefused:  # the workers write its dead letter
             return
         if stamp.stream in self._next and message.topic == self._run.topics.tasks(stamp.stream):
             self._next[stamp.stream] = max(self._next[stamp.stream], stamp.number + 1)

@@ -1,4 +1,4 @@
-"""The records that a curator writes, as messages for their topics."""
+"""Builds the messages of a curator's records."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True)
 class CuratorMessages:
-    """Builds what goes to one partition of the topics of a policy or shadow."""
+    """Builds the messages for one partition of the topics of a policy or shadow."""
 
     context: CuratorContext
     partition: int
 
     def build_kept(self, candidate: Candidate, value: bytes, stamp: Stamp, max_staleness: int) -> list[Outgoing]:
-        """Return the outcomes of a kept group and of its rejected trajectories, and the curated record.
+        """Return the outcomes of a kept group and its rejected trajectories, and the curated record.
 
         Args:
             candidate: The group as the chain kept it.
-            value: The group's bytes as its worker wrote them.
+            value: The group's bytes, as its worker wrote them.
             stamp: Key and headers of the curated record.
             max_staleness: The trainer's limit, in versions.
         """
@@ -51,14 +51,14 @@ class CuratorMessages:
         return self._build_outcome(replace(outcome, verdict="dropped", reason=reason))
 
     def build_replay(self, replay: Replay, stamp: Stamp, first_back: int) -> list[Outgoing]:
-        """Return outcome and curated record of a next use; `ReplayableGroups.replay` gives stamp and `first_back`."""
+        """Return outcome and curated record of a replay; stamp and `first_back` come from `ReplayableGroups.replay`."""
         curated = build_replay(replay, stamp, first_back)
         return [self._build_outcome(build_replay_outcome(stamp)), self._build_curated(curated, stamp)]
 
     def build_dead_letter(self, message: Message, refusal: Refusal) -> list[Outgoing]:
-        """Return a message's dead letter; in a shadow an outcome, or nothing where the headers name no task of the run.
+        """Return a message's dead letter; in a shadow an outcome, or nothing if the headers name no task of the run.
 
-        A dead letter of NOT_ISSUED concludes no number of any policy, so a shadow writes it too.
+        A dead letter with reason NOT_ISSUED concludes no number, so a shadow writes it too.
         """
         context = self.context
         if not context.is_shadow or refusal.reason == NOT_ISSUED:

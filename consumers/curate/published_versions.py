@@ -1,10 +1,10 @@
-"""Which versions of a policy are published: a curator's clock goes by no other.
+"""Knows which versions of a policy are published: only these may move a curator's clock.
 
-A version is published before any worker plays with it. So a group that names a version which is not on `weights`, read
-to its end after the group came, was made by somebody who is wrong; taken for the clock it would make every group after
-it look old. What is decided stands on the log: such a group is a dead letter, and a snapshot follows at once, so that a
-restore never decides anew. What is taken needs no record: what was published once stays so. Trajectories of a replay
-carry what the run decided of them, as their topic may stand there alone.
+A version is published before any worker plays with it. So a group is wrong if its version is not on `weights`, read to
+its end after the group came; used for the clock, it would make all later groups look old. A refusal is on the log: the
+group becomes a dead letter, and a snapshot follows at once, so that a restore never repeats the decision. An acceptance
+needs no record, because a published version stays published. Replayed trajectories use the run's recorded decisions, as
+their topic may have been copied without `weights`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.schemas.records import TrajectoryGroup, WeightsPublished
 
 
 class PublishedVersions:
-    """The newest published version of a policy. The topic is read only when a newer one is asked for.
+    """The newest published version of a policy. The topic is read only if a newer version is checked.
 
     Args:
         run: The run.
-        policy: Whose versions; a shadow's groups name those of its policy.
+        policy: The policy; a shadow's groups name versions of its policy.
     """
 
     def __init__(self, run: Run, policy: str) -> None:
@@ -31,7 +31,7 @@ class PublishedVersions:
         self._newest = -1
         self._reader: TopicReader | None = None
         self._read_to: dict[PartitionId, int] = {}
-        """Ends of the topic when it was last read anew."""
+        """Ends of the topic when it was last read again."""
 
     def has_version(self, version: int) -> bool:
         """Return whether a version, or a newer one, is published. Raises KafkaAway or KafkaRefused."""
@@ -43,12 +43,12 @@ class PublishedVersions:
         return version <= self._newest
 
     def can_move_clock(self, message: Message, group: TrajectoryGroup) -> bool:
-        """Return whether the newest version that a message's group names may move the clock. Raises as `has`."""
+        """Return whether the newest version of a message's group may move the clock. Raises as `has_version`."""
         verdict = verdict_of(message)
         return self.has_version(group.head_version) if verdict is None else verdict != TIME_TRAVEL
 
     def _follow(self) -> dict[PartitionId, int]:
-        """Read on to where the topic says that it ends; return that."""
+        """Read to the reported end of the topic; return that end."""
         if self._reader is None:
             partition_ids = find_whole_topics(self._run.connection, [self._topic])
             self._reader = TopicReader(self._run.connection, partition_ids, f"published.{self._topic}")
@@ -58,7 +58,7 @@ class PublishedVersions:
         return ends
 
     def _read_anew(self) -> None:
-        """Read the whole topic until its end is reached: the end that a starting broker reports may be too low."""
+        """Read the whole topic until reading reaches its end, because a starting broker may report a too low end."""
         for message in read_all(self._run.connection, [self._topic]):
             self._fold_event(message)
 

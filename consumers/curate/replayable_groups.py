@@ -1,7 +1,7 @@
-"""What one partition has curated, as far as it may be asked for again: identity, index and uses of groups.
+"""The curated groups of a partition that may be replayed: their identity, index and uses.
 
-A replay names its first use by how many curated records ago that was written. That is a function of the partition's
-records in order, as an offset is not: live, replayed and archived runs count alike.
+A replay names its first use by its distance in curated records. Unlike an offset, this distance depends only on the
+partition's records in order, so live, replayed and archived runs give the same number.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.ids import GroupId
 
 ROOM = 256
-"""So many groups are kept at least before any is forgotten."""
+"""Least number of groups that are kept before any is forgotten."""
 
 
 @dataclass(slots=True)
 class _Curated:
     at: int
-    """How many curated records the partition had before it."""
+    """Number of curated records of the partition before it."""
     uses: int
-    """How often it was curated."""
+    """Number of curated uses."""
     stamp: Stamp
-    """Stamp of its first use; every use has its own versions."""
+    """Stamp of the first use; every use has its own versions."""
 
 
 class ReplayableGroups:
-    """Of each chain the groups that it kept and may ask for again; of one without replays none.
+    """For each chain with replays, the groups that it kept and may replay.
 
-    A chain is named by the first recipe revision that has it; its groups may be of later ones.
+    A chain is named by its first recipe revision; its groups may be of later revisions.
 
-    What a chain holds no more is forgotten when more than twice as many are kept as were left the last time. Each
-    takes some 500 bytes, and 30 of a snapshot, which has the name of a stream once.
+    Groups that a chain no longer holds are forgotten when the number of kept groups has doubled since the last time.
+    Each takes some 500 bytes of memory and 30 bytes of a snapshot.
     """
 
     def __init__(self, run_id: str, policy: str) -> None:
         self._run_id, self._policy = run_id, policy
         self._count = 0
-        """Curated records of the partition."""
+        """Number of curated records of the partition."""
         self._groups: dict[int, dict[GroupId, _Curated]] = {}
         self._left: dict[int, int] = {}
-        """How many were left of each chain the last time that some were forgotten."""
+        """Number of groups left of each chain after the last forgetting."""
 
     def add(self, stamp: Stamp, chain: int | None) -> None:
-        """Take in a group that was kept, by the stamp of its curated record, and the chain that may ask for it."""
+        """Take in a kept group, by the stamp of its curated record, and the chain that may replay it."""
         if chain is not None:
             groups = self._groups.setdefault(chain, {})
             groups[GroupId.of(stamp)] = _Curated(self._count, 1, stamp)
         self._count += 1
 
     def forget(self, name: int, chain: Chain) -> None:
-        """Forget the groups that a chain can no longer replay; do nothing while few were added since the last time.
+        """Forget the groups that a chain can no longer replay; do nothing if few were added since the last time.
 
         Call it after taking in all results of the chain for a group: `Chain.holds` leaves out a group as soon as the
         chain has asked for its last replay.
@@ -71,10 +71,10 @@ class ReplayableGroups:
         self._left.pop(chain, None)
 
     def replay(self, replay: Replay, chain: int) -> tuple[Stamp, int]:
-        """Take in a replay that a chain asks for.
+        """Take in a replay that a chain requests.
 
-        Return the stamp of its curated record, and how many curated records ago the first use was written. Raises
-        ChainError unless it is the next use of a group that is kept here, with a weight above 0 and at most 1.
+        Returns the stamp of its curated record, and the distance of the first use in curated records. Raises ChainError
+        unless it is the next use of a kept group, with a weight above 0 and at most 1.
         """
         asked, name = replay.use, f"{replay.use.stream}:{replay.use.number}"
         known = self._groups.get(chain, {}).get(GroupId.of(asked))
@@ -100,7 +100,7 @@ class ReplayableGroups:
         return stamp, back
 
     def snapshot(self, chains: Mapping[int, Chain]) -> dict[str, Any]:
-        """Return the state as plain JSON, without what the chains hold no more."""
+        """Return the state as plain JSON, without groups that the chains no longer hold."""
         held = {name: chains[name].holds() for name in self._groups}
         streams: dict[str, int] = {}
         rows = {
@@ -115,7 +115,7 @@ class ReplayableGroups:
         return {"count": self._count, "streams": list(streams), "groups": rows, "left": left}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what `snapshot` returned."""
+        """Restore a snapshot."""
         self._count = state["count"]
         self._left = {int(name): count for name, count in state["left"].items()}
         self._groups = {

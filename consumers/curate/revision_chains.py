@@ -1,4 +1,4 @@
-"""The chains of one partition: one for all recipe revisions in a row that agree on it."""
+"""The chains of one partition: consecutive recipe revisions with the same chain settings share a chain."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.schemas.records import TrajectoryGroup
 
 
 def load_policy_chain(recipe: Recipe, policy_variant: str) -> Chain:
-    """Return the chain of a policy or shadow; `max_staleness` takes the trainer's limit, what draws the recipe's seed.
+    """Return the chain of a policy or shadow; `max_staleness` gets the trainer's limit, random draws the recipe's seed.
 
-    What the recipe's chain gives them itself comes first.
+    Settings in the recipe's chain take precedence.
     """
     return load_chain(_list_plug_ins(recipe, policy_variant), recipe.seed)
 
@@ -28,9 +28,9 @@ def _list_plug_ins(recipe: Recipe, policy_variant: str) -> list[tuple[str, dict[
 
 
 def find_first_of_chain(recipe_of: Callable[[int], Recipe], revision: int, policy_variant: str) -> int:
-    """Return the first of the revisions up to this one, without a gap, that have its chain.
+    """Return the first of the consecutive revisions up to this one that have the same chain.
 
-    They share one: its memory outlives a change elsewhere in the recipe. Raises UnknownRevision.
+    They share one chain, so its memory survives changes elsewhere in the recipe. Raises UnknownRevision.
     """
 
     def read_chain_settings(number: int) -> tuple[Any, ...]:
@@ -45,7 +45,7 @@ def find_first_of_chain(recipe_of: Callable[[int], Recipe], revision: int, polic
 
 
 class RevisionChains:
-    """Chain by revision. A chain is named by the first revision that has it."""
+    """Chains by revision. A chain is named by its first revision."""
 
     def __init__(self, context: CuratorContext) -> None:
         self._context = context
@@ -54,7 +54,7 @@ class RevisionChains:
         self._limits: dict[int, int] = {}
         self._ends = ChainEnds()
         self._flagged: Counter[str] = Counter()
-        """Trajectories that chains which have ended flagged, by algorithm."""
+        """Number of trajectories flagged by ended chains, by algorithm."""
 
     def of(self, revision: int) -> Chain:
         """Return the chain of a revision. Raises UnknownRevision."""
@@ -71,18 +71,18 @@ class RevisionChains:
         return self._firsts[revision]
 
     def max_staleness(self, revision: int) -> int:
-        """Return the trainer's limit in a revision."""
+        """Return the trainer's staleness limit in a revision."""
         if revision not in self._limits:
             trainer = self._context.recipe_of(revision).trainer_of(self._context.policy_variant)
             self._limits[revision] = trainer.max_staleness
         return self._limits[revision]
 
     def by_name(self) -> Mapping[int, Chain]:
-        """Return all chains by their names."""
+        """Return all chains by name."""
         return self._chains
 
     def end(self, group: TrajectoryGroup, low_watermark: Callable[[str], int]) -> list[int]:
-        """Drop the chains, with their memory, through which no group can come after this one; return their names.
+        """Drop the chains that get no group after this one, with their memory; return their names.
 
         `low_watermark` is as in `ChainEnds.pop_finished`.
         """
@@ -98,14 +98,14 @@ class RevisionChains:
 
     @property
     def flagged(self) -> Counter[str]:
-        """Trajectories that `repetition` and `gibberish` flagged, by algorithm; those that only watch too."""
+        """Number of trajectories flagged by `repetition` and `gibberish`, also with `monitor`, by algorithm."""
         counts = self._flagged.copy()
         for chain in self._chains.values():
             counts.update(chain.count_flagged())
         return counts
 
     def forget_stale(self, clock: int) -> None:
-        """Have all chains forget what is too old to be trained on again."""
+        """Let all chains forget groups that are too old for a replay."""
         for chain in self._chains.values():
             chain.forget_stale(clock)
 
@@ -118,7 +118,7 @@ class RevisionChains:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what `snapshot` returned."""
+        """Restore a snapshot."""
         for first, known in state["chains"].items():
             self.of(int(first)).restore(known)
         self._ends.restore(state.get("ends", {}))

@@ -1,4 +1,4 @@
-"""Evaluation groups to results: pure fold, no I/O."""
+"""Folds evaluation groups into results, without I/O."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from headrace.schemas.headers import HeaderError, Headers, Stamp
 from headrace.schemas.records import EpisodeError, EvalResult, TierResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
-"""A sample with more reward than this counts as right in pass@k."""
+"""A sample counts as right in pass@k if its reward is above this."""
 LARGEST_MEAN = 1e300
-"""A mean reward beyond it is no number: whoever adds some of them, or squares them, would fail."""
+"""Largest mean reward; beyond it sums or squares could overflow, so the mean counts as NaN."""
 MOST_ERRORS = 4
-"""Different errors of episodes in a result."""
+"""Most different errors in a result."""
 MOST_OPEN_ERRORS = 32
-"""Different errors that an evaluation under way counts; further ones are counted as failures only."""
+"""Most different errors that a running evaluation counts; further ones count only as failures."""
 MOST_TIERS = 16
-"""With more tiers than this a result has none: they are a column of the data, and nobody reads them one by one."""
+"""Most tiers in a result; with more, the tiers are a data column that nobody reads one by one, and are left out."""
 
 
 class EvaluationId(NamedTuple):
@@ -34,29 +34,29 @@ class EvaluationId(NamedTuple):
     workflow: str
     policy: str
     version: int
-    """The one asked for."""
+    """The requested version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one problem adds to a result."""
+    """Contribution of one problem to a result."""
 
     samples: int
-    """Episodes asked for."""
+    """Number of requested episodes."""
     right: int
     score: float
-    """Sum of the rewards; NaN for rewards that have none."""
+    """Sum of the rewards; NaN if it is not finite."""
     tokens: int
     """Generated tokens of all trajectories."""
     trajectories: int
-    """Episodes that played."""
+    """Number of episodes that played."""
     failures: int
     tier: str = ""
-    """Tier of the problem; empty for one that has none, and for a group that could not be read."""
+    """Tier of the problem; empty for none, and for an unreadable group."""
 
 
 def count_answers(group: TrajectoryGroup) -> Answers:
-    """Return what a group adds. An episode that gave no trajectory failed: it is no wrong answer."""
+    """Return a group's contribution. An episode without a trajectory failed; it does not count as a wrong answer."""
     rewards = [trajectory.reward for trajectory in group.trajectories]
     return Answers(
         samples=max(group.n_asked, len(rewards)),
@@ -70,19 +70,19 @@ def count_answers(group: TrajectoryGroup) -> Answers:
 
 
 def cut_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
-    """Return a group as older builds counted it: with its rewards cut off to 0 to 1."""
+    """Return a group with rewards clamped to 0..1, as older builds counted them."""
     cut = (replace(one, reward=min(max(0.0, one.reward), 1.0)) for one in group.trajectories)
     return replace(group, trajectories=tuple(cut))
 
 
 def mean_score(played: Sequence[Answers]) -> float:
-    """Return the mean reward of problems of which an episode played, each problem the same weight; NaN for none."""
+    """Return the mean reward over problems with played episodes, with equal weights; NaN if there are none."""
     mean = _add([one.score / one.trajectories for one in played]) / len(played) if played else math.nan
     return mean if abs(mean) <= LARGEST_MEAN else math.nan
 
 
 def estimate_error(played: Sequence[Answers], mean: float) -> float:
-    """Return the standard error of `mean_score`, by how the problems' means differ; -1 where it cannot be known."""
+    """Return the standard error of `mean_score` from the spread of the problems' means; -1 if unknown."""
     if len(played) < 2:
         return -1.0
     deviations = [one.score / one.trajectories - mean for one in played]
@@ -91,7 +91,7 @@ def estimate_error(played: Sequence[Answers], mean: float) -> float:
 
 
 def measure_tiers(found: Sequence[Answers]) -> tuple[TierResult, ...]:
-    """Return the success on each tier's problems, if there are some tiers to compare."""
+    """Return the result of each tier, if there are several tiers."""
     tiers = defaultdict[str, list[Answers]](list)
     for one in found:
         if one.tier:
@@ -106,9 +106,9 @@ def measure_tiers(found: Sequence[Answers]) -> tuple[TierResult, ...]:
 
 
 def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
-    """Return the stamp by which a group that cannot be read counts as unanswered, so that its evaluation concludes.
+    """Return the stamp of an unreadable group, so that it counts as unanswered and its evaluation concludes.
 
-    The version asked for is that of its tokens. None when the headers do not name it: then its number stays open.
+    The requested version is that of its tokens. Returns None if the headers do not name it: then its number stays open.
     """
     try:
         stamp = Stamp.from_headers(headers)
@@ -118,7 +118,7 @@ def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
 
 
 def build_unanswered(stamp: Stamp, policy: str, revisions: Sequence[Recipe]) -> TrajectoryGroup:
-    """Return a group without answers for one that cannot be read, by its stamp and all recipes of the run."""
+    """Return a group without answers in place of an unreadable group, from its stamp and the run's recipes."""
     asked_under = revisions[min(max(stamp.revision, 0), len(revisions) - 1)]
     return TrajectoryGroup(
         stream=stamp.stream,
@@ -135,16 +135,16 @@ class _Open:
     """An evaluation without a result."""
 
     revision: int
-    """The lowest one that its groups name: the one that it was asked under. A task sent again has a later one."""
+    """The lowest revision of its groups, under which it was requested; reissued tasks have later ones."""
     problems: int
-    """So many were asked for."""
+    """Number of requested problems."""
     found: dict[int, Answers]
-    """By number."""
+    """Answers by number."""
     errors: dict[tuple[str, str, str], EpisodeError] = field(default_factory=dict)
-    """How its episodes failed, by what they have in common."""
+    """Errors of its episodes by kind."""
 
     def add(self, number: int, answers: Answers, errors: Iterable[EpisodeError]) -> None:
-        """Take in a problem; one that comes again is passed over."""
+        """Take in a problem; ignore a repetition."""
         if number in self.found:
             return
         self.found[number] = answers
@@ -156,21 +156,21 @@ class _Open:
                 self.errors[kind] = error
 
     def list_frequent_errors(self) -> tuple[EpisodeError, ...]:
-        """Return what a result carries of the errors, the most frequent first."""
+        """Return the errors for the result, the most frequent first."""
         return tuple(sorted(self.errors.values(), key=lambda error: -error.episodes)[:MOST_ERRORS])
 
 
 class EvaluationFold:
     """Gathers the groups of every (workflow, policy, version) until all problems have concluded, then gives its result.
 
-    A group that comes again (same stream and number) is passed over. Where a workflow has several policies, the ones
-    that only play along are measured too, at the version they played with, once per version. A version may so be asked
-    the same problems twice, under other numbers; each counts once.
+    A repeated group (same stream and number) is ignored. If a workflow has several policies, those that only play along
+    are measured too, at their version, once per version. So a version may get the same problems twice under other
+    numbers; each counts once.
 
     Args:
         run_id: The run.
         problems: Problems of one evaluation, by the newest recipe.
-        by_revision: The same by recipe revision, as far as they are known.
+        by_revision: Problems of one evaluation by recipe revision, as far as known.
     """
 
     def __init__(self, run_id: str, problems: int, by_revision: Sequence[int] = ()) -> None:
@@ -180,7 +180,7 @@ class EvaluationFold:
         self._open: dict[EvaluationId, _Open] = {}
         self._done: set[EvaluationId] = set()
         self._cut: set[EvaluationId] = set()
-        """Open ones that a build began which cut rewards off to 0 to 1: all rewards of a result count alike."""
+        """Evaluations begun by an older build that clamps rewards to 0..1; their later groups are clamped too."""
 
     def fold_group(self, group: TrajectoryGroup) -> EvalResult | None:
         """Take in a group; return the result that it completes."""
@@ -228,7 +228,7 @@ class EvaluationFold:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state as JSON has it. The feeder goes by it: what is missing here, and was read, is lost."""
+        """Return the state as JSON. The feeder reads it: groups that were read but are missing here count as lost."""
         rows = [[*key, at, asdict(answers)] for key, one in self._open.items() for at, answers in one.found.items()]
         asked = [[*key, one.revision, one.problems] for key, one in self._open.items()]
         cut = [list(key) for key in sorted(self._cut & self._open.keys())]
@@ -251,10 +251,10 @@ class EvaluationFold:
 
 
 def choose_numbers(found: Collection[int], problems: int) -> list[int]:
-    """Return a number of each problem, of one evaluation alone where one is whole; `found` has `problems` or more.
+    """Return one number for each problem, all of the same evaluation if it is complete; `found` has enough.
 
-    The numbers of a workflow's evaluations follow one another, and those of one evaluation ask one problem each: so
-    does any stretch of them as long as one, and numbers that far apart ask the same problem.
+    The numbers of a workflow's evaluations are consecutive, one per problem. So any stretch as long as one evaluation
+    has each problem once, and numbers that far apart are of the same problem.
     """
     numbers = sorted(found)
     for at, first in enumerate(numbers[: len(numbers) - problems + 1]):
@@ -266,7 +266,7 @@ def choose_numbers(found: Collection[int], problems: int) -> list[int]:
 def _add(values: Sequence[float]) -> float:
     try:
         return fsum(values)
-    except (OverflowError, ValueError):  # they are too large, or infinite
+    except (OverflowError, ValueError):  # too large or infinite
         return math.nan
 
 

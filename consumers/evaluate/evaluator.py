@@ -25,7 +25,7 @@ from headrace.schemas.topics import EVALUATOR
 log = structlog.get_logger()
 
 EVALUATOR_TURN_S = 0.2
-NOW_THAT_IT_IS_OVER = "the last version is evaluated still; stop this process when none is in flight"
+NOW_THAT_IT_IS_OVER = "evaluations of the last version still run; stop this process when none is in flight"
 
 
 class Evaluator:
@@ -33,8 +33,8 @@ class Evaluator:
 
     Args:
         run: The run.
-        own: Its positions.
-        look_for_end: Called every turn: says that the run is over.
+        own: The evaluator's positions.
+        look_for_end: Called every turn, to log the end of the run.
     """
 
     def __init__(self, run: Run, own: OwnPositions, look_for_end: Callable[[], None] = lambda: None) -> None:
@@ -52,7 +52,7 @@ class Evaluator:
         return self.own.poll(watch, EVALUATOR_TURN_S)
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Fold a group; return a result that it completes, or the dead letter of what cannot be read."""
+        """Fold a group; return the result that it completes, or the dead letter of an unreadable group."""
         self._changed = True
         policy = self._policies[message.topic]
         try:
@@ -84,7 +84,7 @@ class Evaluator:
         return group
 
     def _build_messages(self, result: EvalResult | None) -> list[Outgoing]:
-        """Return the message of a result; nothing when a group completed none."""
+        """Return the message of a result, or nothing for None."""
         if result is None:
             return []
         log.info(
@@ -106,18 +106,18 @@ class Evaluator:
         self._look_for_end()
         return ()
 
-    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - the snapshot names none
-        """Return the snapshot that belongs to the results of this turn, or that is due."""
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - not in the snapshot
+        """Return the snapshot, if this turn has results or a snapshot is due."""
         self._changed = False
         self._snapshot_due = time.monotonic() + SNAPSHOT_EVERY_S
         return self.own.snapshot(json.dumps(self.fold.snapshot()).encode())
 
     def offsets(self, before: Sequence[Ticket]) -> None:
-        """None: positions are in the snapshot."""
+        """Return None: positions are in the snapshot."""
 
     @property
     def is_commit_due(self) -> bool:
-        """Whether a snapshot is due, which holds the positions."""
+        """Return whether a snapshot, with the positions, is due."""
         return self._changed and time.monotonic() >= self._snapshot_due
 
     def rewind(self) -> None:
@@ -125,12 +125,12 @@ class Evaluator:
         self.own.rewind()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the consumer."""
         self.own.close()
 
 
 def open_evaluator(run: Run) -> Evaluator:
-    """Build the evaluator of a run from what is committed; its transactional id has been taken over before."""
+    """Build the evaluator of a run from its committed state, after its transactional id was taken over."""
     topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
     role = Role(run.connection, EVALUATOR, run.run_id, run.state_partition_id(EVALUATOR), topics)
     return Evaluator(run, OwnPositions(role), EndWatch(run, NOW_THAT_IT_IS_OVER).look)

@@ -1,4 +1,4 @@
-"""Success over repeated samples of one problem."""
+"""Success rates over repeated samples of a problem."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that at least one of k samples is right: 1 - C(n-c, k) / C(n, k).
+    """Return the unbiased estimate of the probability that one of k samples is right: 1 - C(n-c, k) / C(n, k).
 
     Source: Chen et al. (arXiv 2107.03374). Raises ValueError unless 0 <= right <= samples and 1 <= k <= samples.
     """
@@ -19,7 +19,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def mean_pass_at_k(counts: Iterable[tuple[int, int]], k: int) -> float:
-    """Average pass@k over problems, each (samples, right). Raises ValueError when there are none."""
+    """Average pass@k over problems, each (samples, right). Raises ValueError without problems."""
     estimates = [pass_at_k(samples, right, k) for samples, right in counts]
     if not estimates:
         raise ValueError(f"the mean of pass@{k} needs at least one problem; got none")
@@ -27,8 +27,8 @@ def mean_pass_at_k(counts: Iterable[tuple[int, int]], k: int) -> float:
 
 
 def avg_at_k(counts: Iterable[tuple[int, int]]) -> float:
-    """Average the share of right samples over problems, each (samples, right), every problem counting alike.
+    """Average the share of right samples over problems, each (samples, right), with equal weights.
 
-    Raises ValueError when there are no problems, or one without samples.
+    Raises ValueError without problems, or for a problem without samples.
     """
     return mean_pass_at_k(counts, 1)

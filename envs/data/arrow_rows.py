@@ -1,8 +1,8 @@
 """Rows of Parquet files, of folders that `datasets` saved, and of the Hugging Face hub: Arrow tables on disk.
 
-Parquet cannot be read row by row: the columns that are used are unpacked to a temporary Arrow file, which is mapped
-into memory and so takes none that others need. Folders of `datasets` are Arrow files already. pyarrow is an extra
-(`headrace[data]`), imported when such a data set is opened.
+Parquet cannot be read row by row, so the used columns are unpacked to a temporary Arrow file that is mapped into
+memory. Folders of `datasets` already are Arrow files. pyarrow is an extra (`headrace[data]`), imported when such a data
+set is opened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.envs.data.rows import Row, TaskFileError
 ARROW_ROWS_AT_ONCE = 1024
 ARROW_CHUNK_BYTES = 1 << 20
 SHORT_FLOATS = {"float": np.float32, "halffloat": np.float16}
-"""By Arrow's name."""
+"""Types by Arrow's names."""
 SAVED = "state.json"
 """File of a folder that `Dataset.save_to_disk` wrote."""
 SAVED_SPLITS = "dataset_dict.json"
@@ -35,12 +35,12 @@ class ArrowRows:
     """Rows of an Arrow table.
 
     Args:
-        name: What it is called in errors.
-        table: A `pyarrow.Table`, best one that is mapped from a file.
-        columns: Columns that are read; a field within one is named by a dot.
-        hash_content: Returns the identity of what it was made from.
+        name: Name in errors.
+        table: A `pyarrow.Table`, preferably mapped from a file.
+        columns: Columns to read; `column.field` names a field within a column.
+        hash_content: Returns the identity of the source data.
 
-    Raises TaskFileError, with the columns that there are, for a missing one.
+    Raises TaskFileError, with the existing columns, for a missing column.
     """
 
     unit = "row"
@@ -64,7 +64,7 @@ class ArrowRows:
             try:
                 found = batch.to_pylist()
             except UnicodeDecodeError:
-                found = (self.read(before + index) for index in range(batch.num_rows))  # which names the row
+                found = (self.read(before + index) for index in range(batch.num_rows))  # `read` names the row in errors
             for row in found:
                 yield self._shorten(row)
             before += batch.num_rows
@@ -80,7 +80,7 @@ class ArrowRows:
         return self._shorten(row)
 
     def _shorten(self, row: dict[str, Any]) -> Row:
-        """Return a row with floats of fewer bits as they were written: 0.1 of 32 bits is 0.10000000149011612 of 64."""
+        """Return a row with float32 values as written: as float64, 0.1 would become 0.10000000149011612."""
         return row | {name: float(str(kind(row[name]))) for name, kind in self._short.items() if row[name] is not None}
 
     def name_row(self, number: int) -> str:
@@ -88,12 +88,12 @@ class ArrowRows:
         return f"{self._name}, row {number + 1}"
 
     def hash_content(self) -> str:
-        """Return what identifies the content."""
+        """Return the identity of the content."""
         return self._hash_content()
 
 
 def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> ArrowRows:
-    """Unpack what is used of Parquet files with the same columns. Raises TaskFileError."""
+    """Unpack the used columns of Parquet files with equal columns. Raises TaskFileError."""
     pa = _import_pyarrow(name)
     from pyarrow import parquet
 
@@ -110,7 +110,7 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
                         writer.write_batch(batch.cast(schema))
             for one in opened:
                 one.close()
-            # The mapping outlives the name of its file.
+            # The mapping stays valid after the file is deleted.
             table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
     except (pa.ArrowException, OSError) as error:
         raise TaskFileError(f"cannot read tasks from {name}: {_read_first_line(error)}") from error
@@ -118,7 +118,7 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
 
 
 def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
-    """Map a folder that `datasets` saved, or a split of one that it saved as several. Raises TaskFileError."""
+    """Map a folder saved by `datasets`, or one split of it. Raises TaskFileError."""
     pa = _import_pyarrow(str(folder))
     try:
         if (folder / SAVED_SPLITS).is_file():
@@ -140,7 +140,7 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
 
 
 def open_hub(repository: str, config: str, split: str, revision: str, columns: Sequence[str]) -> ArrowRows:
-    """Load a data set of the hub by `datasets`, from its cache where there is no network. Raises TaskFileError."""
+    """Load a data set of the hub by `datasets`, without a network from its cache. Raises TaskFileError."""
     name = f"hub:{repository}"
     _import_pyarrow(name)
     try:
@@ -155,7 +155,7 @@ def open_hub(repository: str, config: str, split: str, revision: str, columns: S
             "network it must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere with "
             "save_to_disk and give that folder as `path`"
         ) from error
-    if found._indices is not None:  # noqa: SLF001 - a selection is no table of its own
+    if found._indices is not None:  # noqa: SLF001 - a selection is not a table
         found = found.flatten_indices()
     sources = " ".join(found.info.download_checksums or ())
     loaded = _REVISION.search(sources)
@@ -172,7 +172,7 @@ def _import_pyarrow(name: str) -> Any:
 
 
 def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Return the columns of a table that are used; a field within one is named by a dot."""
+    """Return the used columns of a table; `column.field` names a field within a column."""
     tops = {column: column if column in there else column.partition(".")[0] for column in columns}
     for column, top in tops.items():
         if top not in there:

@@ -1,4 +1,4 @@
-"""Where held-out problems come from: a share of the training data, a source of their own, or several by name."""
+"""The source of held-out problems: a share of the training data, a separate source, or several named sets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headrace.envs.data.sources import Source
 from headrace.envs.data.split_rows import Numbers
 
 KEYS = frozenset({"path", "split", "config", "revision"})
-"""What a table of one source may hold; a table with other keys holds sets by name."""
+"""Keys of a table for one source; a table with other keys holds sets by name."""
 
 
 def read_held_out(held_out: Any, source: Source) -> float | dict[str, Source]:
-    """Return the share to hold out, or where held-out problems are instead, by the name of the set; "" is of one alone.
+    """Return the share to hold out, or the separate sources by the name of the set ("" for a single source).
 
-    Raises ValueError for a setting that is none of these.
+    Raises ValueError for any other setting.
     """
     if isinstance(held_out, Mapping) and held_out and not KEYS & held_out.keys():
         return {_check_name(name): _read_source(f"held_out.{name}", given, source) for name, given in held_out.items()}
@@ -32,9 +32,9 @@ def read_held_out(held_out: Any, source: Source) -> float | dict[str, Source]:
 
 
 def interleave_sets(sizes: Sequence[int]) -> tuple[Numbers, Numbers]:
-    """Return which set each held-out problem is of, and its index there: one of each set in turn, while it has some.
+    """Return the set of each held-out problem and its index in the set, alternating between the sets.
 
-    Both are int64[sum of sizes]. So the first problems, of which an evaluation takes some, are of all sets.
+    Both are int64[sum of sizes]. So the first problems, which an evaluation takes, come from all sets.
     """
     sets = np.repeat(np.arange(len(sizes)), sizes)
     indices = np.concatenate([np.arange(size) for size in sizes]) if sizes else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Rows of a file of JSON lines. Only where each line begins is kept: 8 bytes a line."""
+"""Rows of a JSON lines file. Only the begin of each line is stored: 8 bytes per line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weakref import finalize
 
 from headrace.envs.data.rows import Row, TaskFileError, Written
 
-JSONL_REMEDY = "a data file holds one JSON object a line (of a JSON array `jq -c '.[]' FILE` makes such lines)"
+JSONL_REMEDY = "a data file holds one JSON object per line (to convert a JSON array: `jq -c '.[]' FILE`)"
 MARK = b"\xef\xbb\xbf"
-"""A byte order mark, as Windows programs put it before a text."""
+"""The byte order mark that Windows programs put before a text."""
 JSONL_CHUNK_BYTES = 1 << 20
 
 
 class JsonlRows:
-    """The objects of a JSONL file, one a line; empty lines are skipped. A `.gz` is unpacked to a temporary file.
+    """The objects of a JSONL file, one per line; empty lines are skipped. A `.gz` file is unpacked to a temporary file.
 
     Raises TaskFileError for a file that cannot be read.
     """
@@ -38,7 +38,7 @@ class JsonlRows:
         self._hash = hashlib.sha256()
 
     def scan(self) -> Iterator[Row]:
-        """Yield the object of every line. Raises TaskFileError, with its number, for a line that holds none."""
+        """Yield the object of every line. Raises TaskFileError, with the number, for a line without an object."""
         self._starts, self._hash, offset = array("q"), hashlib.sha256(), 0
         self._file.seek(0)
         for number, line in enumerate(self._file, start=1):
@@ -51,13 +51,13 @@ class JsonlRows:
         self._starts.append(offset)
 
     def read(self, number: int) -> Row:
-        """Return the object of a line that was scanned. Raises TaskFileError where the file was changed since then."""
+        """Return the object of a scanned line. Raises TaskFileError if the file has changed since the scan."""
         start, end = self._starts[number], self._starts[number + 1]
         line = os.pread(self._file.fileno(), end - start, start)
         return _parse_line(line.removeprefix(MARK) if start == 0 else line, str(self._path))
 
     def name_row(self, number: int) -> str:
-        """Return `file:line`; lines are counted anew, since only errors name them."""
+        """Return `file:line`; lines are counted again, because only errors need their numbers."""
         left, line = self._starts[number], 1
         offset = 0
         while left > 0:
@@ -100,7 +100,7 @@ def _refuse_constant(name: str) -> None:
 
 
 class _Doubled(ValueError):
-    """A name that an object has twice."""
+    """A key that an object has twice."""
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -117,12 +117,12 @@ _DECODER = json.JSONDecoder(
 
 
 def _explain_bytes(line: bytes) -> str:
-    """Return what a line that is not UTF-8 may be instead, and what to do."""
+    """Describe the likely encoding of a line that is not UTF-8, and the remedy."""
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return ": it is UTF-16; write it anew by `iconv -f UTF-16 -t UTF-8`"
+        return ": it is UTF-16; convert it by `iconv -f UTF-16 -t UTF-8`"
     if line.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
         return ": it is compressed; unpack it, or call a gzip file .jsonl.gz"
-    return ": write the file anew as UTF-8, as by `iconv -f LATIN1 -t UTF-8`"
+    return ": convert the file to UTF-8, for example by `iconv -f LATIN1 -t UTF-8`"
 
 
 def _parse_line(line: bytes, where: str) -> Row:

@@ -1,4 +1,4 @@
-"""From a row of a data set to a problem: which column is what, and what the policy is asked."""
+"""Turns a row of a data set into a problem: the meaning of columns, and the policy's prompt."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from headrace.envs.data.scorers import Scorer
 from headrace.envs.messages import Prompt, as_messages, check_messages, refuse_half_characters
 
 SCORER = "scorer"
-"""Key, in a problem's `extra`, of the name of its own scorer."""
+"""Key in a problem's `extra` for the name of its scorer."""
 
 
 class RowFault(ValueError):
-    """A row cannot be used; whoever reads it says which one."""
+    """A row cannot be used; the caller adds which row it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of a data set's columns by what they are for; empty for none."""
+    """Names of a data set's columns by purpose; empty for none."""
 
     problem: str = "problem"
     answer: str = "answer"
@@ -34,7 +34,7 @@ class Columns:
 
 
 def read_columns_setting(columns: Any) -> Columns:
-    """Return the mapping of a recipe. Raises ValueError for one that is none."""
+    """Return the columns that a recipe names. Raises ValueError for an invalid setting."""
     names = [one.name for one in fields(Columns)]
     if not isinstance(columns, Mapping) or set(columns) - set(names):
         raise ValueError(
@@ -48,7 +48,7 @@ def read_columns_setting(columns: Any) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a row holds."""
+    """The contents of a row."""
 
     problem: Prompt
     """A text, or messages."""
@@ -67,13 +67,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How rows are read."""
+    """The settings for reading rows."""
 
     columns: Columns
     scorers: Mapping[str, Scorer]
-    """By the name that a row gives; the one of rows that give none by the empty name."""
+    """Scorers by the name in a row; the empty name is for rows without one."""
     keep: Sequence[str] = ()
-    """Columns that come into a problem's `extra`."""
+    """Columns that are copied into a problem's `extra`."""
     answer_pattern: re.Pattern[str] | None = None
     """Finds the answer in its column: the first group of the last match."""
     system: str = ""
@@ -87,7 +87,7 @@ class Layout:
         return tuple(dict.fromkeys([*filter(None, named), *self.keep]))
 
     def read_record(self, row: Row, unit: str) -> Record:
-        """Return what a row holds. Raises RowFault, with the columns that it has, for what is missing."""
+        """Return the contents of a row. Raises RowFault, with the row's columns, if something is missing."""
         columns = self.columns
         problem = self._read_problem(row, unit)
         kept = {name: self._read_kept(row, name, unit) for name in self.keep}
@@ -105,10 +105,10 @@ class Layout:
         return self.scorers[str(extra.get(SCORER, "")) if self.columns.scorer else ""]
 
     def compose_prompt(self, record: Record) -> Prompt:
-        """Return what the policy is asked: the template with the problem, and the instruction.
+        """Return the policy's prompt: the template with the problem, and the instruction.
 
-        With a system prompt these are two messages, that of the system first. Where the problem is messages, template
-        and instruction go into the last one.
+        With a system prompt it has two messages, the system message first. If the problem is messages, template and
+        instruction change the last of them.
         """
         *before, last = as_messages(record.problem)
         text: str = last["content"]
@@ -137,7 +137,7 @@ class Layout:
         return messages
 
     def _read_kept(self, row: Row, name: str, unit: str) -> Any:
-        """Return what a scorer of the user's own finds in `extra`, which a task carries as JSON."""
+        """Return a value for `extra`, where a user's scorer finds it; a task holds it as JSON."""
         value = _read_value(row, name, unit)
         try:
             if isinstance(value, str) and f"{{{name}}}" in self.template:
@@ -165,7 +165,7 @@ class Layout:
         if scorer.is_boxed:
             answer = _strip_box(answer)
         if scorer.needs_answer and not answer.strip():
-            raise RowFault(f"the answer in `{self.columns.answer}` is empty: then an empty completion would be right")
+            raise RowFault(f"the answer in `{self.columns.answer}` is empty, so an empty completion would be right")
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")
         return answer
@@ -186,7 +186,7 @@ def _read_label(row: Row, column: str, unit: str) -> str:
 
 
 def _read_value(row: Row, column: str, unit: str) -> Any:
-    """Return a value, which may be null, of a column that each row must have."""
+    """Return the value, perhaps null, of a column that each row must have."""
     value = find_value(row, column)
     if value is None and column not in row and column.partition(".")[0] not in row:
         raise RowFault(f"no column {column!r}; the {unit} has {_list_names(row)}")
@@ -198,7 +198,7 @@ def _list_names(row: Row) -> str:
 
 
 def _read_text(row: Row, field: str, column: str, unit: str) -> str:
-    """Return a field as text; an answer may be written as a number."""
+    """Return a field as text; an answer may be a number."""
     value = find_value(row, column)
     if field == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
@@ -219,9 +219,9 @@ def _refuse_half(column: str, text: str) -> None:
 
 
 def _strip_box(answer: str) -> str:
-    r"""Return what the last box of an answer holds, or one without a box as it is; completions give theirs in one.
+    r"""Return the content of an answer's last box, or the answer unchanged if it has no box.
 
-    Raises RowFault for what no box can hold, and for a number too long to be compared exactly.
+    Raises RowFault for an answer that no box can hold, and for a number too long to compare exactly.
     """
     bare = find_last_boxed(answer) if "\\boxed" in answer else answer
     if bare is None or find_last_boxed(f"{BOXED}{bare}}}") != bare:

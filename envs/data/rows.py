@@ -1,4 +1,4 @@
-"""Rows of a data set, by number: what the sources of `open_rows` have in common."""
+"""Rows of a data set by number: the interface of all sources of `open_rows`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Row = Mapping[str, Any]
 
 
 class TaskFileError(ValueError):
-    """A data set that cannot be used; the message names file, line or row, and remedy."""
+    """A data set cannot be used; the message names file, line or row, and remedy."""
 
 
 class Written(str):
-    """A JSON number, as it is written: 0.00001 would come back as 1e-05, and 5,000 digits not at all."""
+    """A JSON number as written, because as a float 0.00001 would become 1e-05, and 5,000 digits would be lost."""
 
     __slots__ = ()
 
@@ -27,10 +27,10 @@ class Rows(Protocol):
     """Rows that can be read in any order. One object may be used by any number of threads."""
 
     unit: str
-    """What a row is called in an error: `line` or `row`."""
+    """Name of a row in errors: `line` or `row`."""
 
     def scan(self) -> Iterator[Row]:
-        """Yield all rows in order. It comes before `read`, and raises TaskFileError."""
+        """Yield all rows in order. Call it before `read`. Raises TaskFileError."""
 
     def read(self, number: int) -> Row:
         """Return a row by its index in `scan`. Raises TaskFileError."""
@@ -39,24 +39,24 @@ class Rows(Protocol):
         """Return file and line or row, counted from 1."""
 
     def hash_content(self) -> str:
-        """Return SHA-256 of what was scanned, or the revision of the hub; after `scan`."""
+        """Return the SHA-256 of the scanned content, or the hub's revision; call it after `scan`."""
 
 
 @runtime_checkable
 class ReadsData(Protocol):
-    """An environment that reads its problems from files when the first is asked for."""
+    """An environment that reads its problems from files at the first request."""
 
     def read_data(self) -> tuple[ReadData, ...]:
-        """Read them now, once. Raises TaskFileError."""
+        """Read the files now, once. Raises TaskFileError."""
 
 
 def read_data_of(environment: object) -> tuple[ReadData, ...]:
-    """Have an environment read its data, if it has any, and return what that is. Raises TaskFileError."""
+    """Let an environment read its data, if it has any; return the description of the data. Raises TaskFileError."""
     return environment.read_data() if isinstance(environment, ReadsData) else ()
 
 
 def find_value(row: Row, column: str) -> Any:
-    """Return the value of a column, or of a field within it (`reward_model.ground_truth`); None without one."""
+    """Return the value of a column, or of a field within it (`reward_model.ground_truth`); None if it is missing."""
     if column in row:
         return row[column]
     found: Any = row
@@ -68,13 +68,13 @@ def find_value(row: Row, column: str) -> Any:
 
 
 def fill_placeholders(text: str, values: Mapping[str, object]) -> str:
-    """Return a text with each `{name}` of these replaced by its value; what a value holds is not replaced again."""
+    """Replace each `{name}` in a text by its value; placeholders within values are not replaced."""
     values_of = {f"{{{name}}}": str(value) for name, value in values.items()}
     return re.sub("|".join(map(re.escape, values_of)), lambda found: values_of[found[0]], text)
 
 
 def make_plain(value: Any) -> Any:
-    """Return a value as JSON has it, numbers as numbers. Raises ValueError for what JSON does not have."""
+    """Return a value as plain JSON, with numbers as numbers. Raises ValueError for values that JSON lacks."""
     match value:
         case Written():
             return make_plain(json.loads(value))

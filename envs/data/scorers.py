@@ -1,7 +1,7 @@
-r"""How answers of a data set are judged: shipped scorers by name, or a function of the user's own.
+r"""Scorers of data sets: shipped scorers by name, or a user's own function.
 
-A scorer that compares takes the last `\boxed{}` of a completion. A number outside a box never counts, or the policy
-learns to write numbers instead of answers.
+A comparing scorer uses the last `\boxed{}` of a completion. A number outside a box never counts; otherwise the policy
+would learn to write many numbers instead of an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.infra.recipe.named import check_kinds, find_named
 BOX_INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
 
 EXPRESSION_LIMIT_S = 5.0
-"""For one regular expression, below the usual `rollout.score_limit_s`; the start of its process is included."""
+"""Seconds for one regular expression with the start of its process, below the usual `rollout.score_limit_s`."""
 
 
 def _accept(_answer: str) -> str:
@@ -33,22 +33,22 @@ def _accept(_answer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A way to judge completions."""
+    """A scorer of completions."""
 
     score: Callable[[Problem, str], Score | float]
     instruction: str = ""
-    """What a problem's text ends with, unless the recipe says otherwise."""
+    """Text at the end of each prompt, unless the recipe gives another."""
     needs_answer: bool = True
     is_boxed: bool = False
-    """Whether it looks into the last box."""
+    """Whether it reads the last box."""
     find_fault: Callable[[str], str] = _accept
-    """Returns what is wrong with an answer of the data set; nothing for one that it can compare with."""
+    """Returns what is wrong with an answer of the data set; an empty text for a usable answer."""
 
 
 def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
     """Build a scorer from its name, or from a table with `use` and its settings.
 
-    Raises ValueError for settings that it does not take, and UsageError for a name that there is not.
+    Raises ValueError for settings that it does not take, and UsageError for an unknown name.
     """
     table: Any = {"use": spec} if isinstance(spec, str) else spec
     if not isinstance(table, Mapping) or not isinstance(name := table.get("use"), str):
@@ -100,12 +100,12 @@ def _build_numeric(tolerance: float = 0.0) -> Scorer:
 
 
 def _build_math() -> Scorer:
-    """Compare as `exact`, and what differs and is not two numbers by math-verify, in processes of its own."""
+    """Compare as `exact`; answers that differ and are not both numbers go to math-verify in other processes."""
     require_math_verify('scorer = "math"')
     judge = open_math_judge()
 
     def is_same(given: str, gold: str) -> bool:
-        # math-verify compares numbers by six digits, and reads 2 1/2 as 3/2; 10% it rightly takes for 0.1 too
+        # math-verify compares numbers by six digits, and misreads 2 1/2 as 3/2; it rightly reads 10% as 0.1 too
         is_final = parse_number(given) is not None and parse_number(gold) is not None and "%" not in given + gold
         return is_same_answer(given, gold) or (not is_final and judge.is_same(given, gold))
 
@@ -113,10 +113,10 @@ def _build_math() -> Scorer:
 
 
 def _build_regex(pattern: str = "") -> Scorer:
-    """Search the answer, a regular expression; or find an answer by `pattern` and compare it as `exact`.
+    """Search for the answer, a regular expression; or find an answer by `pattern` and compare it as `exact`.
 
-    The last match counts, its first group where there is one. Expressions may take for ever on a text that a policy
-    wrote, and nothing interrupts them, so they run in processes of their own with a time limit.
+    The last match counts, or its first group if it has one. Expressions may take for ever on a policy's text and cannot
+    be interrupted, so they run in separate processes with a time limit.
     """
     re.compile(pattern)
     command = (sys.executable, "-m", "headrace.envs.data.regex_child", pattern)
@@ -152,4 +152,4 @@ SCORERS: dict[str, str | Callable[..., Any]] = {
     "regex": _build_regex,
     "judge": Judge,
 }
-"""What builds each shipped scorer; its keyword arguments are the settings in a recipe."""
+"""Builders of shipped scorers by name; their keyword arguments are the settings in a recipe."""

@@ -1,4 +1,4 @@
-"""Where the rows of a data set come from: a file, a folder or the hub, told apart by the name."""
+"""The source of a data set's rows: a file, a folder or the hub, recognised by the name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headrace.envs.data.rows import Rows, TaskFileError
 
 HUB = "hub:"
 DEFAULTS = {"split": "train", "config": "", "revision": ""}
-"""What to take of data that has several."""
+"""Keys that choose a part of the data."""
 _HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
-"""What a data set of the hub is called, and no file with an ending."""
+"""Matches names of data sets on the hub, but not file names with an extension."""
 _ELSEWHERE = re.compile(r"[a-z0-9]+://")
 
 
@@ -24,22 +24,22 @@ class Source:
     path: str
     """JSONL or Parquet file, a folder of Parquet files or of `datasets`, or `hub:owner/name`."""
     split: str = "train"
-    """Split of what has several: a folder of `datasets`, the hub."""
+    """Split, for data with several: a folder of `datasets`, the hub."""
     config: str = ""
     """Configuration of a data set on the hub."""
     revision: str = ""
     """Commit, tag or branch on the hub; empty for the newest."""
 
     def __str__(self) -> str:
-        """Return it as messages name it."""
+        """Return the source's name in messages."""
         return self.path
 
     def refuse_ignored(self, given: Mapping[str, str], where: str = "") -> None:
-        """Raise TaskFileError for a `split`, `config` or `revision` that is given and chooses nothing of these rows.
+        """Raise TaskFileError for a given `split`, `config` or `revision` that has no effect on these rows.
 
         Args:
-            given: What the recipe gives, by key.
-            where: What stands before the keys in the recipe.
+            given: Settings in the recipe by key.
+            where: Prefix of the keys in the recipe.
         """
         from headrace.envs.data.arrow_rows import SAVED_SPLITS
 
@@ -52,7 +52,7 @@ class Source:
             raise TaskFileError(f"{self.path}: {named} would have no effect, because this {has}: leave it out")
 
     def open_rows(self, columns: Sequence[str]) -> Rows:
-        """Open it; `columns` are those that are read. Raises TaskFileError."""
+        """Open the rows to read `columns`. Raises TaskFileError."""
         from headrace.envs.data.arrow_rows import SAVED, SAVED_SPLITS, open_hub, open_parquet, open_saved
         from headrace.envs.data.jsonl_rows import JsonlRows
 
@@ -72,7 +72,7 @@ class Source:
 
 
 def _find_path(given: str) -> Path:
-    """Return a file or folder of this machine. Raises TaskFileError for what cannot be one."""
+    """Return a file or folder of this machine. Raises TaskFileError for an invalid path."""
     if _ELSEWHERE.match(given):
         raise TaskFileError(
             f"{given} is not a path on this machine: download it and give the local path, or write {HUB}owner/name"

@@ -1,4 +1,4 @@
-"""One question, one answer, judged."""
+"""A workflow with one prompt, one answer and its score."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def check_roles(roles: Collection[str]) -> None:
 
 
 async def single_turn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-    """Play one turn with the only role there is, whatever it is called.
+    """Play one turn with the only role, whatever its name.
 
-    Raises ValueError when the recipe gives it several roles.
+    Raises ValueError if the recipe has several roles.
     """
     check_roles(actors)
     [(role, actor)] = actors.items()

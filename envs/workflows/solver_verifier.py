@@ -1,9 +1,8 @@
-"""A solver that may try twice and a verifier that judges its first attempt; both learn.
+"""A workflow with a solver, which may try twice, and a verifier, which judges the first attempt; both learn.
 
-After Dr.MAS (arXiv 2602.08847): a rejected solver sees the verifier's whole output, not its own first attempt, and
-there is no second verification. The words added here keep to lower-case letters and spaces, so that a character
-tokenizer of the arithmetic alphabet can spell them; a policy with a chat template reads what is spliced in after its
-own turn has begun.
+As in Dr.MAS (arXiv 2602.08847), a rejected solver sees the verifier's whole output, not its own first attempt, and
+there is no second verification. The added words use only lower-case letters and spaces, so that a character tokenizer
+of the arithmetic alphabet can encode them; for a policy with a chat template they come after its turn has begun.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from headrace.schemas import records
 
 SOLVER, VERIFIER = "solver", "verifier"
 RIGHT = 0.999
-"""Scores at or above this are right answers, to the verifier."""
+"""Scores at or above this count as right answers for the verifier's reward."""
 
 Judgement = Literal["approve", "reject"]
 _TAG = re.compile(r"<verify>\s*(approve|reject)\s*</verify>")
@@ -36,11 +35,11 @@ def check_roles(roles: Collection[str]) -> None:
 
 
 async def solver_verifier(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-    """Play: attempt, verdict, and a second attempt when the verdict is `reject`.
+    """Play an attempt, a verdict, and a second attempt if the verdict is `reject`.
 
-    Each attempt is a sequence of the solver's one trajectory with a reward of its own; the trajectory's is the last
-    attempt's. The verifier earns 1 when its verdict on the first attempt is right. Raises ValueError when the recipe's
-    roles are not `solver` and `verifier`.
+    Each attempt is a sequence of the solver's trajectory with its own reward; the trajectory has the reward of the last
+    attempt. The verifier gets 1 if its verdict on the first attempt is right. Raises ValueError if the recipe's roles
+    are not `solver` and `verifier`.
     """
     check_roles(actors)
     attempt, first, sequence = await _solve(problem, env, actors[SOLVER])
@@ -90,9 +89,9 @@ async def _verify(
 
 
 def verdict_of(output: str) -> Judgement | None:
-    """Return the last `<verify>` tag's word, else the only one of the two words in the text, else None.
+    """Return the word in the last `<verify>` tag; else the only verdict word in the text; else None.
 
-    No verdict means no second attempt, and no reward for the verifier.
+    Without a verdict there is no second attempt, and no reward for the verifier.
     """
     if tags := _TAG.findall(output):
         return "approve" if tags[-1] == "approve" else "reject"

@@ -1,10 +1,10 @@
-"""Messages in Avro object container files: readable by any Avro tool, and each message's own bytes unchanged.
+"""Stores messages in Avro object container files: any Avro tool can read them, and message bytes stay unchanged.
 
-A file holds messages of one partition whose values were written in one schema. Each is an envelope: offset, timestamp,
-key, headers, length, and as the value a union of null (there was none), bytes (a value that is no message of the
-file's schema) and that schema. A message in Avro's single-object encoding is the third: its body is in the file as
-it came, not encoded anew, which might give other bytes. Magic and fingerprint, which the whole file shares, and as many
-bytes of body as `length` gives, are the message again, without decoding it.
+A file holds messages of one partition whose values have one schema. Each message is an envelope with offset, timestamp,
+key, headers, length and value. The value is a union: null (no value), bytes (a value that is not a message of the
+file's schema), or a record of that schema. A message in Avro's single-object encoding is stored as a record: its body
+is copied unchanged, because encoding it again might give other bytes. Magic and fingerprint, equal for the whole file,
+followed by `length` bytes of body, give the message again without decoding.
 
 Source: Avro 1.11 specification, "Object Container Files", "Single-object encoding" and "Binary encoding of unions".
 """
@@ -30,10 +30,10 @@ from headrace.schemas.codec import AVRO_HEADER_BYTES, AVRO_MAGIC
 
 ARCHIVE_NAMESPACE = "headrace.archive"
 CODEC, LEVEL = "zstandard", 1
-"""Log-probabilities hardly shrink: a higher level costs five times as much for half a percent."""
+"""Compression level: a higher one takes five times as long for half a percent, as log-probabilities hardly shrink."""
 BLOCK_BYTES = 1 << 20
 TOPIC, PARTITION, FINGERPRINT = "headrace.topic", "headrace.partition", "headrace.fingerprint"
-"""Metadata of a file; the last is that of its values, in hex, and empty where they are bytes."""
+"""Metadata keys of a file; the last is the fingerprint of its values' schema in hex, empty if they are bytes."""
 
 HEADER = {
     "type": "record",
@@ -53,29 +53,29 @@ NULL, BYTES, RECORD = b"\x00", b"\x02", b"\x04"
 
 
 def build_envelope(schema: Plain | None) -> Plain:
-    """Return the schema of a file whose values were written in this one; None where they are bytes."""
+    """Return the schema of a file for values of this schema; None for values that are bytes."""
     value = ["null", "bytes"] if schema is None else ["null", "bytes", _write_schema_text(schema)]
     fields = [*BEFORE_VALUE, {"name": "value", "type": value}]
     return {"type": "record", "name": "Message", "namespace": ARCHIVE_NAMESPACE, "fields": fields}
 
 
 def _write_schema_text(schema: Plain) -> Plain:
-    """Return a schema without what fastavro notes in one that it has parsed."""
+    """Return a schema without the keys that fastavro adds when it parses."""
     return {key: value for key, value in schema.items() if not key.startswith("__")}
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What `Writer.write_block` asks of a block."""
+    """The parts of a block that `Writer.write_block` uses."""
 
     num_records: int
     bytes_: io.BytesIO
 
 
 class _Hashed(io.RawIOBase):
-    """A new file whose bytes are hashed as they go by. It is open only while bytes are added.
+    """A new file whose bytes are hashed while they are written. It is open only while bytes are added.
 
-    A writer has one for each partition, and a process may have only so many files open.
+    A writer has one for each partition, and the number of open files of a process is limited.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class _Hashed(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:  # or fastavro looks whether it is to append
+    def seekable(self) -> bool:  # otherwise fastavro checks whether to append
         return False
 
     def write(self, data: Any, /) -> int:
@@ -97,14 +97,14 @@ class _Hashed(io.RawIOBase):
 
 
 class ContainerWriter:
-    """One new file.
+    """Writes one new file.
 
     Args:
-        path: Where it grows; it is whole once it was closed.
+        path: Path of the growing file; it is complete when it is closed.
         partition_id: Topic and partition.
-        schema: In which the values were written; None for a file of values that are bytes.
-        fingerprint: Of that schema, 8 bytes; empty without one.
-        sync_marker: 16 bytes; the same records in the same order then make the same file.
+        schema: Schema of the values; None for values that are bytes.
+        fingerprint: Fingerprint of that schema, 8 bytes; empty without a schema.
+        sync_marker: 16 fixed bytes, so that the same records in the same order give the same file.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class ContainerWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far, those that are still to be compressed included."""
+        """Bytes so far, including those not yet compressed."""
         return self._out.size + self._block.tell()
 
     def write(self, message: Message, *, as_record: bool) -> None:
-        """Add a message; `as_record` when its value is known to decode in the file's schema, to its last byte."""
+        """Add a message; `as_record` if its value completely decodes in the file's schema."""
         block, value = self._block, message.value
         before = {
             "offset": message.offset,
@@ -161,7 +161,7 @@ class ContainerWriter:
         self._block, self._count = io.BytesIO(), 0
 
     def close(self) -> tuple[str, int]:
-        """Put all on the disk; return the file's sha256 and size. Raises OSError."""
+        """Write all to the disk; return the file's sha256 and size. Raises OSError."""
         if self._count:
             self._cut()
         with self.path.open("ab") as file:
@@ -169,14 +169,14 @@ class ContainerWriter:
         return self._out.sha256.hexdigest(), self._out.size
 
     def abandon(self) -> None:
-        """Remove a file that is not to be kept."""
+        """Remove an unwanted file."""
         self.path.unlink(missing_ok=True)
 
 
 class Container:
-    """A file to be read: its metadata, and its messages. The file is the caller's to verify and to close.
+    """Reads a file: its metadata and its messages. The caller must verify and close the file.
 
-    Raises ValueError, or what fastavro raises on a file that is not an Avro file.
+    Raises ValueError, or fastavro's errors for a file that is not an Avro file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -186,10 +186,10 @@ class Container:
         self.fingerprint = bytes.fromhex(metadata[FINGERPRINT])
         value = json.loads(metadata["avro.schema"])["fields"][-1]["type"]
         self.schema: Plain | None = value[2] if len(value) > 2 else None
-        """Schema in which the values were written."""
+        """Schema of the values."""
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield the messages as they were."""
+        """Yield the original messages."""
         start = AVRO_MAGIC + self.fingerprint
         for block in self._blocks:
             body: BinaryIO = block.bytes_  # type: ignore[attr-defined]  # fastavro's stub forgets it

@@ -1,10 +1,10 @@
-"""Where an archive is: in a folder, or below a prefix of an object store. The names of its files are the same.
+"""Locations of an archive: a folder, or a prefix of an object store, with the same file names.
 
-A folder has one manifest, which is replaced, and one writer, who holds a lock. In a store nothing is overwritten and
-nothing can be locked: each manifest is an object of its own, numbered, and named by its hash; the one of the last name
-counts. A manifest names only files that are there, and a writer adds to those of the manifest that it began with. So
-two writers at once cannot mix what they add: whoever finds another's manifest of its number takes its own back and is
-refused, and what it has added is the next one's to add.
+A folder has one manifest, which is replaced, and one writer, which holds a lock. In a store nothing is overwritten or
+locked: each manifest is a separate object, named by a number and its hash, and the one with the last name is valid. A
+manifest names only existing files, and a writer adds to the manifest that it started with. So two concurrent writers
+cannot mix their additions: a writer that finds another manifest with its own number removes its own and fails, and the
+next writer adds that data again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PART = ".part"
 FILE_NAME = re.compile(r"\d{20}-\d{20}-[0-9a-f]{16}\.avro|\d+\.part")
 MANIFEST_NAME = re.compile(rf"{MANIFESTS}/(\d{{10}})-([0-9a-f]{{64}})\.json")
 MOST_MANIFESTS = 3
-"""Manifests that are kept in a store; older ones are deleted, beyond those that somebody may be reading just now."""
+"""Number of manifests kept in a store, so that running readers find theirs; older ones are deleted."""
 OWN_FILES = re.compile(rf"{TOPICS}/[^/]+/\d+/(?:{FILE_NAME.pattern})|{OBJECTS}/.+|{MANIFEST_NAME.pattern}")
 IN_A_STORE = ("s3://", "http://", "https://")
 OWN_STORE = "store:"
@@ -52,22 +52,22 @@ class ArchiveBusy(HeadraceError):
 
 
 class Location(Protocol):
-    """Where an archive is; `str` of it is for people."""
+    """A location of an archive; its `str` is for people."""
 
     def read_manifest(self) -> bytes | None:
-        """Return the manifest that counts; None where there is none. Raises OSError and StoreError."""
+        """Return the valid manifest; None if there is none. Raises OSError and StoreError."""
         ...
 
     def open_file(self, name: str, sha256: str, size_bytes: int) -> AbstractContextManager[Path]:
-        """Open a path at which a file can be read for the time of the block.
+        """Yield a path at which a file can be read during the block.
 
-        Raises OSError, ObjectMissing and ObjectCorrupt for one that is not there or, in a store, not what it should be;
-        OSError too when this machine cannot open it.
+        Raises OSError, ObjectMissing or ObjectCorrupt for a file that is missing or, in a store, damaged; also OSError
+        if this machine cannot open it.
         """
         ...
 
     def begin(self) -> None:
-        """Become the one that writes. Raises UsageError for a location that cannot be used, ArchiveBusy."""
+        """Become the writer. Raises UsageError for an unusable location, and ArchiveBusy."""
         ...
 
     def measure_files(self, names: Collection[str]) -> dict[str, int]:
@@ -75,36 +75,36 @@ class Location(Protocol):
         ...
 
     def list_others(self) -> list[str]:
-        """Return names of what is there and could be no archive's; none where nobody else's is to be met."""
+        """Return the names of files that cannot belong to an archive."""
         ...
 
     def sweep(self, files: Collection[str], objects: Collection[str]) -> None:
-        """Remove what killed writers left beside the files and objects that are listed."""
+        """Remove files that killed writers left, except the listed files and objects."""
         ...
 
     def path_to_grow(self, name: str) -> Path:
-        """Return where a new file may grow."""
+        """Return a path for a growing file."""
         ...
 
     def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
-        """Give what has grown its name; when this returns it outlives a power cut. Raises OSError and StoreError."""
+        """Give a complete file its name, durably. Raises OSError and StoreError."""
         ...
 
     def replace_manifest(self, data: bytes) -> None:
-        """Have this manifest count from now on. Raises OSError, StoreError, ArchiveBusy."""
+        """Make this the valid manifest. Raises OSError, StoreError, ArchiveBusy."""
         ...
 
     def release(self) -> None:
-        """Let another write."""
+        """Stop being the writer."""
         ...
 
 
 def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
-    """Return the location that a name stands for.
+    """Return the location with a name.
 
     Args:
         where: A folder, `s3://BUCKET/PREFIX`, `http[s]://HOST:PORT/BUCKET/PREFIX`, `store:PREFIX`.
-        own: The store of the run at hand: where `store:` leads, and whose endpoint serves where none is named.
+        own: The store of the current run, for `store:`, and for its endpoint if the name has none.
 
     Raises UsageError.
     """
@@ -153,7 +153,7 @@ class InFolder:
         return str(self.root)
 
     def read_manifest(self) -> bytes | None:
-        """Return the manifest; of a store's archive that was copied into a folder, the one that counts."""
+        """Return the manifest; in a folder copied from a store's archive, the valid one."""
         try:
             return (self.root / MANIFEST).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -182,7 +182,7 @@ class InFolder:
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
     def list_others(self) -> list[str]:
-        """Return names of what no writer that was killed before its first manifest may have left."""
+        """Return the names of files that a writer killed before its first manifest cannot have left."""
         ours = {TOPICS, OBJECTS, LOCK}
         names = (path.name for path in self.root.iterdir())
         return sorted(name for name in names if name not in ours and not name.startswith(f"{MANIFEST}."))
@@ -199,7 +199,7 @@ class InFolder:
             path.unlink()
 
     def path_to_grow(self, name: str) -> Path:
-        """Return a path in the folder itself, so that a name is given by renaming."""
+        """Return a path in the folder itself, so that the file can be renamed to its name."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -219,28 +219,28 @@ class InFolder:
 
 
 class InStore:
-    """All below a prefix of a bucket, which is the archive's own."""
+    """A prefix of a bucket, used by the archive alone."""
 
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
         self._store = ObjectStore(address)
         self._newest = ""
-        """Name of the manifest that was read or written last."""
+        """Name of the last manifest read or written."""
         self._here = Path()
-        """Folder in which files grow until they are whole and sent."""
+        """Folder of growing files, until they are complete and sent."""
 
     def __str__(self) -> str:
         return f"s3://{self.address.bucket}/{self.address.prefix.rstrip('/')}"
 
     def read_manifest(self) -> bytes | None:
-        """Return the one of the last name."""
+        """Return the manifest with the last name."""
         for attempt in (1, 2):
             listed = self._manifests()
             if not listed:
                 return None
             try:
                 found = self._get(listed[-1])
-            except ObjectMissing:  # so many newer ones came meanwhile that it was deleted
+            except ObjectMissing:  # newer ones came meanwhile, so it was deleted
                 if attempt == 2:
                     raise
             else:
@@ -264,7 +264,7 @@ class InStore:
 
     @contextmanager
     def open_file(self, name: str, sha256: str, size_bytes: int) -> Iterator[Path]:
-        """Give a copy, which is removed afterwards."""
+        """Yield the path of a copy, which is removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="headrace-archive-") as folder:
             path = Path(folder) / "file"
             try:
@@ -274,7 +274,7 @@ class InStore:
             yield path
 
     def begin(self) -> None:
-        """See that the bucket can be used; make a folder for what grows."""
+        """Check that the bucket can be used; make a folder for growing files."""
         self._store.ensure_bucket()
         self._here = Path(tempfile.mkdtemp(prefix="headrace-archive-"))
 
@@ -284,12 +284,12 @@ class InStore:
         return {name: listed[name] for name in names if name in listed}
 
     def list_others(self) -> list[str]:
-        """Return names of what could be no archive's."""
+        """Return the names of objects that cannot belong to an archive."""
         names = (one.key.removeprefix(self.address.prefix) for one in self._store.list_objects())
         return sorted(name for name in names if not OWN_FILES.fullmatch(name) and not name.startswith("probe/"))
 
     def sweep(self, files: Collection[str], objects: Collection[str]) -> None:  # noqa: ARG002 - they are found again
-        """Remove files that no manifest lists and that are old enough to be nobody's who still writes."""
+        """Remove files that no manifest lists and that are too old to belong to a running writer."""
         for one in self._store.list_objects(f"{TOPICS}/"):
             name = one.key.removeprefix(self.address.prefix)
             if OWN_FILES.fullmatch(name) and name not in files and datetime.now(UTC) - one.modified > SPARED_BY_GC:
@@ -302,7 +302,7 @@ class InStore:
         return path
 
     def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
-        """Send it."""
+        """Send the file to the store."""
         stored = StoredObject(f"{self.address.prefix}{name}", sha256, size_bytes)
         with path.open("rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size_bytes else b""
@@ -310,7 +310,7 @@ class InStore:
         path.unlink()
 
     def replace_manifest(self, data: bytes) -> None:
-        """Put the manifest that follows the one that we know, and see that it is the last."""
+        """Put the manifest with the next number, and check that it is the last."""
         self._require_newest()
         number, sha256 = self._parts(self._newest)[0] + 1, hashlib.sha256(data).hexdigest()
         stored = StoredObject(f"{self.address.prefix}{MANIFESTS}/{number:010}-{sha256}.json", sha256, len(data))
@@ -319,7 +319,7 @@ class InStore:
         self._newest = stored.key
         listed = self._manifests()
         if any(self._parts(one.key)[0] == number and one.key != stored.key for one in listed):
-            # The other may have looked before this came, and taken its own for the last.
+            # The other writer may have checked before this one came, and believe that its own is the last.
             self._store.delete(stored.key)
             raise self._busy_error()
         self._require_newest()
@@ -339,6 +339,6 @@ class InStore:
         )
 
     def release(self) -> None:
-        """Remove what was still growing."""
+        """Remove growing files."""
         shutil.rmtree(self._here, ignore_errors=True)
         self._store.close()

@@ -1,7 +1,7 @@
-"""What an archive holds: `manifest.json`, replaced as a whole, which alone lists what belongs to it.
+"""The manifest of an archive: `manifest.json`, replaced as a whole, lists all that belongs to the archive.
 
-A file that it does not list is not part of the archive: a killed process left it unfinished. It carries
-its own sha256, so no digit of an offset can change unseen.
+A file that it does not list was left unfinished by a killed process. The manifest has its own sha256, so any change of
+it is noticed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ARCHIVE_FORMAT = "headrace-archive-1"
 
 
 class ArchiveCorrupt(HeadraceError):
-    """A file of an archive is missing, or is not what the manifest promises."""
+    """A file of an archive is missing or differs from the manifest."""
 
 
 class _Table(BaseModel):
@@ -31,9 +31,9 @@ class ArchivedFile(_Table):
     """One container file."""
 
     name: str
-    """Below the archive's folder."""
+    """Name relative to the archive's folder."""
     schema_name: str
-    """Record that its values are; empty for bytes."""
+    """Name of its values' record; empty for bytes."""
     fingerprint: str
     """Fingerprint of that record's schema, in hex as in a message."""
     first_offset: int
@@ -47,7 +47,7 @@ class Series(_Table):
     """One partition: its files in order."""
 
     next_offset: int = 0
-    """Offset up to which the partition is archived; past the last record, as there may be none before it."""
+    """Offset up to which the partition is archived; it may be beyond the last record."""
     files: list[ArchivedFile] = Field(default_factory=list)
 
 
@@ -55,9 +55,9 @@ class ArchivedTopic(_Table):
     """One topic, by its whole name."""
 
     topic_id: str
-    """Id that Kafka gave the topic when it was made: the offsets belong to this topic, not to another of its name."""
+    """Kafka's id of the topic: the offsets belong to this topic, not to another one with its name."""
     config: dict[str, str]
-    """Settings that it was created with."""
+    """Settings at its creation."""
     partitions: list[Series]
 
     @property
@@ -72,7 +72,7 @@ class ArchivedTopic(_Table):
 
 
 class ArchivedObject(_Table):
-    """One object, at `objects/<key>`; or one that records name and the store did not have."""
+    """One object, at `objects/<key>`; or one that records name but the store lacks."""
 
     sha256: str
     size_bytes: int
@@ -81,24 +81,24 @@ class ArchivedObject(_Table):
 
 
 class Manifest(_Table):
-    """Everything that an archive holds."""
+    """The complete content of an archive."""
 
     format: str = ARCHIVE_FORMAT
     run: str
     run_id: str
     with_weights: bool = False
-    """Objects of weights and checkpoints are copied too."""
+    """Whether objects of weights and checkpoints are copied too."""
     topics: dict[str, ArchivedTopic] = Field(default_factory=dict)
     objects: dict[str, ArchivedObject] = Field(default_factory=dict)
     """Archived objects by key."""
     missing: dict[str, ArchivedObject] = Field(default_factory=dict)
 
     def series(self, partition_id: PartitionId) -> Series:
-        """Return what there is of a partition."""
+        """Return the archived files of a partition."""
         return self.topics[partition_id[0]].partitions[partition_id[1]]
 
     def check(self) -> str:
-        """Return what contradicts itself in it; empty when nothing does."""
+        """Describe a contradiction in the manifest; empty if there is none."""
         for name, topic in self.topics.items():
             for number, series in enumerate(topic.partitions):
                 behind = -1
@@ -109,7 +109,7 @@ class Manifest(_Table):
         return ""
 
     def to_bytes(self) -> bytes:
-        """Return it as it is written."""
+        """Return the bytes to write."""
         fields = self.model_dump(mode="json")
         return json.dumps({**fields, "sha256": _digest(fields)}, indent=1).encode()
 
@@ -119,7 +119,7 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def read_manifest(location: Location) -> Manifest:
-    """Return the manifest of an archive. Raises UsageError when there is none, ArchiveCorrupt when it is damaged."""
+    """Return the manifest of an archive. Raises UsageError if there is none, ArchiveCorrupt if it is damaged."""
     path, text = f"{location}/{MANIFEST}", location.read_manifest()
     if text is None:
         raise UsageError(f"{location} is not an archive: it has no {MANIFEST}; `headrace archive --out` makes one")
@@ -144,6 +144,6 @@ def read_manifest(location: Location) -> Manifest:
 
 
 def _advice(error: Exception | None = None) -> str:
-    """Return what to do about a manifest that is damaged."""
+    """Return the remedy for a damaged manifest."""
     cause = f"{type(error).__name__}, " if error is not None else ""
     return f"{cause}it was damaged or changed since; put it back from a copy, or archive into another folder"

@@ -1,4 +1,4 @@
-"""Reading an archive: nothing is handed out of a file before the whole of it was checked against the manifest."""
+"""Reads an archive: each file is checked completely against the manifest before any of it is returned."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from headrace.schemas.topics import Topics
 OF_THIS_MACHINE = {
     errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM,
 }  # fmt: skip
-"""Why a file cannot be read here though nothing is wrong with the archive."""
+"""Errors of this machine, with which a file of a good archive cannot be read."""
 
 
 def is_archive(where: str) -> bool:
-    """Return whether there is an archive, or was meant to be one."""
+    """Return whether a name means an archive."""
     return where.startswith(IN_A_STORE) or location_of(where).read_manifest() is not None
 
 
 class Archive:
-    """An archive as its manifest was when it was opened; safe beside a writer, which only adds.
+    """An archive as of its manifest when it was opened; safe while a writer adds to it.
 
-    With a `manifest` it is the archive as that says.
+    With `manifest` it is the archive as of that manifest.
 
-    Raises UsageError when the folder holds none, ArchiveCorrupt when its manifest is damaged.
+    Raises UsageError if there is no archive, ArchiveCorrupt if its manifest is damaged.
     """
 
     def __init__(self, root: Path | str | Location, manifest: Manifest | None = None) -> None:
@@ -60,15 +60,15 @@ class Archive:
         return [(topic, partition) for partition in range(len(self.manifest.topics[topic].partitions))]
 
     def messages(self, partition_id: PartitionId) -> Iterator[Message]:
-        """Yield the messages of a partition in order, each file verified before its first, its schema learnt.
+        """Yield the messages of a partition in order; verify each file and learn its schema first.
 
-        Raises ArchiveCorrupt, which names the file, and OSError when this machine has no room or no right to read it.
+        Raises ArchiveCorrupt, which names the file, and OSError if this machine has no room or no right to read it.
         """
         for file in self.manifest.series(partition_id).files:
             yield from self._messages(partition_id, file)
 
     def read_backwards(self, partition_id: PartitionId, offset: int) -> Iterator[Iterator[Message]]:
-        """Yield, a file at a time, the newest first, the messages of those that begin at or before an offset.
+        """Yield the messages of each file that begins at or before an offset, the newest file first.
 
         Raises as `messages`.
         """
@@ -77,7 +77,7 @@ class Archive:
                 yield self._messages(partition_id, file)
 
     def revisions(self) -> list[RecipeRevision]:
-        """Return the archived run's own recipe revisions, oldest first. Raises as `partitions` and `messages`."""
+        """Return the archived run's recipe revisions, oldest first. Raises as `partitions` and `messages`."""
         [partition_id] = self.partitions(self.topics.recipe)
         found = (read_revision(message) for message in self.messages(partition_id))
         return [one for one in found if one is not None and one.run_id == self.manifest.run_id]
@@ -118,7 +118,7 @@ class Archive:
 
     @contextmanager
     def open_object(self, key: str) -> Iterator[Path]:
-        """Open a path of an object that the manifest lists, verified. Raises as `messages`."""
+        """Yield the path of a listed object after verifying it. Raises as `messages`."""
         listed, where = self.manifest.objects[key], f"{self.root}/{OBJECTS}/{key}"
         with ExitStack() as opened:
             try:
@@ -143,14 +143,14 @@ class Archive:
     def get(self, claim: ClaimCheck) -> bytes:
         """Return an object's bytes, verified.
 
-        Raises ObjectMissing or ObjectCorrupt where the run's store would have, and ArchiveCorrupt for an object that
-        was archived and is no more what it was.
+        Raises ObjectMissing or ObjectCorrupt if the run's store would have, and ArchiveCorrupt for an archived object
+        that was damaged since.
         """
         with self._find(claim) as found:
             return found.read_bytes()
 
     def get_group(self, claim: ClaimCheck) -> bytes:
-        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        """`get` for an encoded group. Raises ObjectCorrupt for a too large group."""
         refuse_large_group(claim)
         return self.get(claim)
 
@@ -168,7 +168,7 @@ class Archive:
 
 
 def _pass_on_of_this_machine(error: Exception) -> None:
-    """Raise an error that says nothing about the archive."""
+    """Raise the error if its cause is this machine, not the archive."""
     if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
         raise error
 

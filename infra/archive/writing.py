@@ -1,9 +1,9 @@
-"""Writing an archive: files grow beside it, and belong to it once the manifest lists them.
+"""Writes an archive: a file belongs to the archive when the manifest lists it.
 
-The order of the steps makes it exact. Objects that a message names are copied first; then a file is closed, synced and
-given its name; then the manifest, which also holds up to which offset each partition is archived, is replaced. Whoever
-is killed in between leaves the manifest of before: what it does not list is removed by the next writer, which goes on
-at those offsets.
+The order of the steps keeps the archive exact. First the objects that a message names are copied; then a file is
+closed, synced and renamed; then the manifest, which also has the archived offset of each partition, is replaced. A
+writer killed in between leaves the old manifest: the next writer removes unlisted files and continues at the old
+offsets.
 """
 
 from __future__ import annotations
@@ -40,41 +40,42 @@ from headrace.schemas.avro import RECORD_NAMESPACE, Plain, SchemaError
 from headrace.schemas.records import ClaimCheck
 
 FILE_BYTES = 64 << 20
-"""A file is cut when it has so many bytes."""
+"""Bytes after which a new file begins."""
 MANIFEST_EVERY_S = 60.0
-"""And all are when the manifest has not been written for so long: that much work a killed process loses at most."""
+"""Seconds after which all files are closed and the manifest is written: a killed process loses at most this work."""
 
 NO_FILE_NAME = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
-"""Why a file cannot have the name that an object's key gives it."""
+"""Errors of a file name made from an object's key."""
 
 Fetch = Callable[[ClaimCheck, Path], None]
-"""Writes an object's bytes, verified, at a path. Raises ObjectMissing, ObjectCorrupt, or what stops the archiving."""
+"""Writes an object's verified bytes to a path. Raises ObjectMissing, ObjectCorrupt, or an error that stops the
+archiving."""
 Claims = Callable[[str, Plain], list[ClaimCheck]]
-"""Return the objects that a record names which are to be archived with it, by its name and its fields."""
+"""Returns the objects to archive with a record, from the record's name and fields."""
 
 
 @dataclass(slots=True)
 class Added:
-    """What this writer has added."""
+    """Counts of this writer's additions."""
 
     records: int = 0
     bytes: int = 0
 
 
 class ArchiveWriter:
-    """Adds to an archive, or begins one; a context manager, and only one at a time may be open on a folder.
+    """Adds to an archive or begins one. A context manager; only one may be open on a folder.
 
     Args:
-        root: Where the archive is: a folder, or a location.
+        root: Folder or location of the archive.
         run: Name of the run.
-        run_id: Of the run; an archive holds one.
-        fetch: How to get an object.
-        claims: Which objects belong to a record.
+        run_id: Id of the run; an archive holds only one run.
+        fetch: Fetches an object.
+        claims: Returns the objects that belong to a record.
 
     Raises:
         UsageError: The folder holds the archive of another run, or cannot be used.
-        ArchiveBusy: Another process has it open.
-        ArchiveCorrupt: What is there is not what its manifest lists.
+        ArchiveBusy: Another process is writing the archive.
+        ArchiveCorrupt: Files differ from the manifest.
     """
 
     def __init__(self, root: Path | Location, run: str, run_id: str, fetch: Fetch, claims: Claims) -> None:
@@ -89,10 +90,10 @@ class ArchiveWriter:
         self._open: dict[PartitionId, ContainerWriter] = {}
         self._saved_at = time.monotonic()
         self.new: dict[str, Added] = {}
-        """Counts of what was added, by topic."""
+        """Counts of additions by topic."""
         self.new_objects = 0
         self.raw = 0
-        """Messages whose values are kept as bytes."""
+        """Number of messages whose values are stored as bytes."""
 
     def _begin(self, run: str, run_id: str) -> Manifest:
         if self.location.read_manifest() is None:
@@ -123,7 +124,7 @@ class ArchiveWriter:
         return manifest
 
     def _require(self, files: Sequence[ArchivedFile], sizes: Mapping[str, int]) -> None:
-        """Raise ArchiveCorrupt for a file that is not there, or of another size."""
+        """Raise ArchiveCorrupt for a file that is missing or has another size."""
         for file in files:
             size = sizes.get(file.name, -1)
             if size != file.bytes:
@@ -136,7 +137,7 @@ class ArchiveWriter:
     # ---------------------------------------------------------------------------------------------------------- adding
 
     def add_topic(self, topic: str, partitions: int, config: Mapping[str, str], topic_id: str = "") -> None:
-        """Take a topic in. Raises UsageError when the archive holds another one of its name."""
+        """Add a topic. Raises UsageError if the archive has another topic of this name."""
         known = self.manifest.topics.get(topic)
         if known is None:
             series = [Series() for _ in range(partitions)]
@@ -150,13 +151,13 @@ class ArchiveWriter:
         self.new[topic] = Added()
 
     def next_offset(self, partition_id: PartitionId) -> int:
-        """Return where a partition is to be read from."""
+        """Return the offset from which a partition must be read."""
         return self.manifest.series(partition_id).next_offset
 
     def write(self, message: Message, *, is_own: bool = False) -> None:
-        """Add a message, after those before it on its partition. Raises OSError, and what fetching objects raises.
+        """Add the next message of its partition. Raises OSError, and the errors of fetching objects.
 
-        One's own, just encoded and naming no object, is not decoded to see whether it can be.
+        With `is_own`, for a message just encoded that names no object, decoding is not checked.
         """
         schema, fingerprint = _schema_in(message.value) if is_own else self._schema_of(message)
         partition_id = (message.topic, message.partition)
@@ -175,7 +176,7 @@ class ArchiveWriter:
             self._save_if_due()
 
     def _schema_of(self, message: Message) -> tuple[Plain, bytes] | tuple[None, None]:
-        """Return schema and fingerprint that a message's file must have; neither for one that any file takes."""
+        """Return the schema and fingerprint of a message's file; (None, None) for a message that any file can take."""
         if message.is_null:
             return None, None
         try:
@@ -195,7 +196,7 @@ class ArchiveWriter:
         return ContainerWriter(path, partition_id, schema, fingerprint, sync_marker)
 
     def _cut(self, partition_id: PartitionId) -> None:
-        """Close a partition's file and take it into the manifest in memory."""
+        """Close a partition's file and add it to the manifest in memory."""
         file, series = self._open[partition_id], self.manifest.series(partition_id)
         sha256, size = file.close()
         del self._open[partition_id]
@@ -222,7 +223,7 @@ class ArchiveWriter:
         """Close every file and replace the manifest. Raises OSError.
 
         Args:
-            positions: How far partitions were read, where that is known: there may be no record at their ends.
+            positions: Positions up to which partitions were read, if known, because their ends may have no records.
         """
         for partition_id in list(self._open):
             self._cut(partition_id)
@@ -243,7 +244,7 @@ class ArchiveWriter:
     # --------------------------------------------------------------------------------------------------------- objects
 
     def _copy(self, claim: ClaimCheck) -> None:
-        """Copy an object, and what it names itself if it is a record; note one that cannot be had."""
+        """Copy an object and the objects that it names; record a missing one."""
         if claim.key in self.manifest.objects:
             return
         found = ArchivedObject(sha256=claim.sha256, size_bytes=claim.size_bytes)
@@ -262,7 +263,7 @@ class ArchiveWriter:
             self._copy(one)
 
     def _fetch_object(self, claim: ClaimCheck) -> list[ClaimCheck]:
-        """Copy an object; return those that it names itself."""
+        """Copy an object; return the objects that it names."""
         if claim.store != STORE_NAME or not is_key(claim.key):
             raise ObjectMissing(
                 f"the claim check names object {claim.key[:200]!r} of store {claim.store[:80]!r}, which cannot exist"
@@ -277,7 +278,7 @@ class ArchiveWriter:
         return inner
 
     def _find_named(self, path: Path) -> list[ClaimCheck]:
-        """Return the objects that an object names, where it is a group."""
+        """Return the objects that an object names, if it is a group."""
         with path.open("rb") as file:
             if file.read(len(codec.AVRO_MAGIC)) != codec.AVRO_MAGIC:
                 return []
@@ -288,7 +289,7 @@ class ArchiveWriter:
         return self._claims(_name(schema), fields)
 
     def look_again(self) -> None:
-        """Try once more to get the objects that were missing."""
+        """Try again to fetch missing objects."""
         for key, lost in list(self.manifest.missing.items()):
             self._copy(ClaimCheck(STORE_NAME, key, lost.sha256, lost.size_bytes))
             self._save_if_due()
@@ -302,7 +303,7 @@ class ArchiveWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of the folder; what was not saved is not there."""
+        """Release the location; unsaved additions are lost."""
         for file in self._open.values():
             file.abandon()
         self._open.clear()

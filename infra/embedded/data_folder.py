@@ -1,4 +1,4 @@
-"""The data folder of a run: where its servers, logs and notes are, and who uses it now."""
+"""The data folder of a run: its servers, logs and notes, and the process that uses it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.file_locks import open_locked, take_lock
 
 HOME = Path(".headrace")
-"""Data folders are here, below the working directory, one per run, unless `--data` names another."""
+"""Default parent of data folders, below the working directory, with one folder per run; `--data` names another."""
 SWEPT, SUMMARY = "recipe.json", "summary.json"
 """Files in a run's folder below that of a sweep: its request, which only `headrace compare` writes, and what
 came of it, once it is done."""
 UP = "`headrace up`"
 LOOKING = "a look, such as `headrace status`,"
-"""What holds a folder: the launcher; a command that looks at a run that rests."""
+"""Who holds a folder: the launcher, or a command that looks at a stopped run."""
 
 
 class FolderInUse(HeadraceError):
@@ -31,7 +31,7 @@ class FolderInUse(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a run has cost so far, over all times that it was started."""
+    """The cost of a run so far, over all its starts."""
 
     wall_s: float = 0.0
     """Wall seconds under `headrace up`."""
@@ -52,14 +52,14 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """What `run.json` holds: enough to find the run again, nothing that the topics hold."""
+    """Content of `run.json`: enough to find the run again, without data of the topics."""
 
     run: str
     bootstrap: str
     embedded_kafka: bool
     run_id: str = ""
     finished: bool = False
-    """True once the run has ended and what was in flight has concluded."""
+    """Whether the run has ended and all open work is concluded."""
     effort: Effort = Effort()
 
     @property
@@ -77,12 +77,12 @@ class DataFolder:
         self.store = self.root / "store"
         self.logs = self.root / "logs"
         self.branch = self.root / "branch"
-        """What the run began with, where it is a branch: a folder of each policy."""
+        """For a branch: folder with the initial weights of each policy."""
         self._notes = self.root / "run.json"
         self._lock = self.root / "up.lock"
 
     def read(self) -> RunNotes | None:
-        """Return the folder's notes; None when it holds no run. Raises HeadraceError when they cannot be read."""
+        """Return the folder's notes; None if it holds no run. Raises HeadraceError if they cannot be read."""
         if not self._notes.exists():
             return None
         try:
@@ -113,11 +113,11 @@ class DataFolder:
         write_atomically(self._notes, json.dumps(asdict(notes), indent=1).encode())
 
     def sweep_runs(self) -> list[str]:
-        """Return the runs of the sweep whose folder this is, begun or done; none where it is no sweep's."""
+        """Return the begun or done runs of a sweep's folder; none if this is not a sweep's folder."""
         return sorted(path.parent.name for path in self.root.glob(f"*/{SWEPT}"))
 
     def sweep(self) -> DataFolder | None:
-        """Return the folder of the sweep whose run this folder is; None where it is no sweep's run."""
+        """Return the sweep's folder, if this is the folder of a run in a sweep; else None."""
         return DataFolder(self.root.parent) if (self.root / SWEPT).exists() else None
 
     @contextmanager
@@ -125,7 +125,7 @@ class DataFolder:
         """Hold the folder for this process. Raises FolderInUse while another holds it, UsageError if not writable.
 
         Args:
-            by: What holds it, as the refusal of another process names it: "`headrace up`".
+            by: Name of the holder in the error of another process: "`headrace up`".
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ class DataFolder:
             os.close(lock)
 
     def find_owner(self) -> tuple[int, str] | None:
-        """Return the process that holds the folder now, and what it runs; None for nobody."""
+        """Return the pid and command of the process that holds the folder; None if nobody does."""
         try:
             with self._lock.open("rb") as file:
                 if not take_lock(file.fileno(), shared=True):
@@ -158,15 +158,15 @@ class DataFolder:
         return None
 
     def find_owner_start_ms(self) -> int:
-        """Return when the folder was taken by who holds it, in ms since the epoch; 0 where that is not to be seen."""
+        """Return since when the holder has the folder, in ms since the epoch; 0 if unknown."""
         try:
             return self._lock.stat().st_mtime_ns // 1_000_000
         except OSError:
             return 0
 
     def size_bytes(self) -> int:
-        """Return how much the folder holds on disk."""
-        walked = os.walk(self.root)  # which passes over folders that vanish meanwhile
+        """Return the folder's size on disk."""
+        walked = os.walk(self.root)  # ignores folders that vanish meanwhile
         return sum(_size(Path(folder, name)) for folder, folders, files in walked for name in (*folders, *files))
 
 
@@ -178,12 +178,12 @@ def _size(path: Path) -> int:
 
 
 def data_folder_of(run: str, given: Path | None) -> DataFolder:
-    """Return the folder of a run: the one given, else `.headrace/<run>`."""
+    """Return the folder of a run: the given folder, else `.headrace/<run>`."""
     return DataFolder(given or HOME / run)
 
 
 def find_only_folder() -> DataFolder:
-    """Return the one data folder below the working directory. Raises UsageError when there is none, or several."""
+    """Return the only data folder below the working directory. Raises UsageError if there is none or several."""
     found = sorted(path.parent for path in HOME.glob("*/run.json"))
     if len(found) == 1:
         return DataFolder(found[0])

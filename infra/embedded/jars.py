@@ -1,6 +1,6 @@
 """The jars of the embedded Kafka: pinned by coordinate and sha256, fetched once into a cache that all runs share.
 
-`kafka-jars.json` beside this file is the lock. With `--write-lock` this module makes it anew from the POMs.
+`kafka-jars.json` beside this file is the lock file. `--write-lock` rewrites it from the POMs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOTS = (
     f"org.apache.logging.log4j:log4j-slf4j-impl:{LOG4J_VERSION}!",
 )
 FIXED_MTIME = 1_000_000_000
-"""The AOT cache of the JVM is void when a jar's time changes, so every jar has this one (seconds since the epoch)."""
+"""File time of every jar, in seconds since the epoch: another time would invalidate the JVM's AOT cache."""
 FETCH_THREADS = 8
 FETCH_TIMEOUT_S = 60
 
@@ -42,7 +42,7 @@ _log = structlog.get_logger()
 
 
 class JarUnavailable(Unavailable):
-    """A jar is neither in the cache nor to be fetched."""
+    """A jar is not in the cache and cannot be fetched."""
 
 
 def read_lock(lock: Path = LOCK_FILE) -> dict[str, str]:
@@ -52,7 +52,7 @@ def read_lock(lock: Path = LOCK_FILE) -> dict[str, str]:
 
 
 def jar_path(cache: Path, coordinate: str) -> Path:
-    """Where the jar of `group:artifact:version` is in the cache (the layout of a Maven repository)."""
+    """Return the cache path of the jar of `group:artifact:version` (the layout of a Maven repository)."""
     group, artifact, version = coordinate.split(":")
     return cache / "m2" / group.replace(".", "/") / artifact / version / f"{artifact}-{version}.jar"
 
@@ -60,10 +60,9 @@ def jar_path(cache: Path, coordinate: str) -> Path:
 def fetch_class_path(
     cache: Path, progress: Callable[[str], None] | None = None, *, pins: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Paths of all pinned jars, verified; missing and broken ones are fetched first, in parallel.
+    """Return the paths of all pinned jars, verified; fetch missing and broken ones first, in parallel.
 
-    Nothing is asked of the network when all are there. `progress` is called with a sentence on what is
-    being fetched. Raises JarUnavailable.
+    If all are in the cache, no network is used. `progress` gets a sentence about the fetch. Raises JarUnavailable.
     """
     pins = read_lock() if pins is None else pins
     if _find_lacking(cache, pins):
@@ -75,7 +74,7 @@ def fetch_class_path(
 
 
 def write_lock(cache: Path, lock: Path = LOCK_FILE) -> None:
-    """Walk the POMs of `ROOTS` (slow: one request after the other) and pin what they need."""
+    """Walk the POMs of `ROOTS` (slow: one request after the other) and pin the jars that they need."""
     context = _maven(cache)
     dependencies = [context.create_dependency(root) for root in ROOTS]
     for dependency in dependencies:
@@ -119,7 +118,7 @@ def _fetch_all(cache: Path, pins: Mapping[str, str], progress: Callable[[str], N
 
 
 def _fetch(context: MavenContext, cache: Path, coordinate: str, want: str) -> str:
-    """One jar, verified; a broken one (a killed download leaves half a jar) is replaced."""
+    """Fetch and verify one jar; replace a broken one, which a killed download may leave."""
     jar = jar_path(cache, coordinate)
     group, artifact, version = coordinate.split(":")
     reason = "its sha256 is not the pinned one"
@@ -148,7 +147,7 @@ def _maven(cache: Path) -> MavenContext:
 
 @contextmanager
 def _lock_cache(cache: Path) -> Iterator[None]:
-    """One process at a time fetches into a cache."""
+    """Lock the cache, so that only one process at a time fetches into it."""
     with ExitStack() as open_files:
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -168,7 +167,7 @@ def _hash_file(path: Path) -> str:
 
 
 def main() -> None:
-    """Fetch the pinned jars into the cache, or with `--write-lock` pin them anew."""
+    """Fetch the pinned jars into the cache, or with `--write-lock` pin them again."""
     parser = argparse.ArgumentParser(prog="python -m headrace.infra.embedded.jars", description=main.__doc__)
     parser.add_argument("--write-lock", action="store_true", help="walk the POMs and rewrite the lock")
     if parser.parse_args().write_lock:

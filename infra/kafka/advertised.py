@@ -1,4 +1,4 @@
-"""The addresses that brokers advertise: a client finds a cluster by one address, and then speaks with these alone."""
+"""The addresses that brokers advertise: a client finds a cluster by one address, and then uses only these."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BROKERS_LISTING_S = 10.0
 
 
 class AddressUnreachable(UsageError):
-    """A broker advertises an address that does not answer from here."""
+    """A broker advertises an address that this machine cannot reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """One broker's address, and why it cannot be reached; empty if it can."""
+    """One broker's advertised address, and why it cannot be reached (empty if it can)."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Advertised:
 def look_at_advertised(connection: Connection) -> tuple[Advertised, ...]:
     """Return every broker's advertised address, and whether a broker answers there. Raises KafkaAway.
 
-    One that answers at a second look was just starting.
+    A silent address is tried twice, because its broker may just be starting.
     """
     brokers = fetch_topics(connection, BROKERS_LISTING_S).brokers
     found = try_addresses(connection, [(str(broker.host), broker.port) for broker in brokers.values()])
@@ -49,17 +49,17 @@ def look_at_advertised(connection: Connection) -> tuple[Advertised, ...]:
 
 
 def try_addresses(connection: Connection, addresses: Iterable[tuple[str, int]]) -> tuple[Advertised, ...]:
-    """Ask each address, all at the same time; return what came of it, in their order."""
+    """Try all addresses in parallel; return the results in order."""
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
         return tuple(pool.map(lambda address: _try(connection, *address), addresses))
 
 
 def _try(connection: Connection, host: str, port: int) -> Advertised:
-    """Connect, and then ask: a firewall or a load balancer may take a connection and pass nothing on."""
+    """Connect and send a request, because a firewall or load balancer may accept a connection but pass nothing on."""
     found = Advertised(host, port)
     try:
         socket.create_connection((host, port), CONNECT_S).close()
-    except (OSError, ValueError) as error:  # ValueError: a name that is no host name
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name
         return replace(found, error=str(error))
     if str(found) in connection.bootstrap.split(","):
         return found  # it has just answered
@@ -72,7 +72,7 @@ def _try(connection: Connection, host: str, port: int) -> Advertised:
 
 
 def refuse_unreachable(connection: Connection) -> None:
-    """Raise AddressUnreachable when a broker advertises an address that does not answer from here, and KafkaAway."""
+    """Raise AddressUnreachable if a broker advertises an address that this machine cannot reach, or KafkaAway."""
     if silent := [one for one in look_at_advertised(connection) if one.error]:
         raise AddressUnreachable(describe_unreachable(connection.bootstrap, silent))
 

@@ -1,4 +1,4 @@
-"""The addresses by which a client finds a Kafka cluster, as recipes and run addresses name them."""
+"""Parses the addresses of a Kafka cluster in recipes and run addresses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LAST_PORT = 65535
 
 
 def parse_bootstrap(text: str) -> str:
-    """Return `host:port` of each broker, with commas and without blanks; empty for an empty text.
+    """Return the brokers as `host:port`, separated by commas without blanks; empty for an empty text.
 
-    Raises MaskedValueError that names the first part which is no address.
+    Raises MaskedValueError, which names the first invalid part.
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     for part in parts:
@@ -31,4 +31,4 @@ def parse_bootstrap(text: str) -> str:
 
 
 Bootstrap: TypeAlias = Annotated[str, AfterValidator(parse_bootstrap)]
-"""A text of a recipe that names brokers, or none."""
+"""A recipe's text with broker addresses, perhaps empty."""

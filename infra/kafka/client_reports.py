@@ -1,4 +1,4 @@
-"""What librdkafka reports beside its calls, and would write to standard error itself, as events of our log."""
+"""Logs the reports that librdkafka makes outside its calls, which it would write to standard error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import structlog
 log = structlog.get_logger()
 
 REPEAT_S = 30.0
-"""A client that is refused reports so several times a second."""
+"""Seconds between two lines of one error code: a refused client reports several times a second."""
 
 
 class ClientReports:
-    """Logs what clients report: of one code at most a line in REPEAT_S. Safe to use from several threads."""
+    """Logs reports of clients, at most one line per error code in REPEAT_S. Safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._logging = clock, threading.Lock()
@@ -47,7 +47,7 @@ class _LineHandler(logging.Handler):
 
 
 LINES = logging.getLogger("librdkafka")
-"""For a client's `logger`: poll() then hands over its lines, which librdkafka else writes to standard error."""
+"""For a client's `logger`: poll() passes on the lines that librdkafka would write to standard error."""
 LINES.addHandler(_LineHandler())
 LINES.setLevel(logging.DEBUG)
 LINES.propagate = False

@@ -1,4 +1,4 @@
-"""Settings of the Kafka client that a recipe may not hold: secrets, as many can read the topic of a recipe."""
+"""Checks settings of the Kafka client, and keeps secrets out of recipes, whose topic many can read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headrace.infra.kafka.clients import MESSAGE_BYTES, TRANSACTION_TIMEOUT_MS, 
 LEAST_MESSAGE_BYTES = 1_000_000
 """librdkafka's default: ordinary groups are smaller."""
 LEAST_POLL_MS = 45_000
-"""A component that takes longer for one group would be put out of its consumer group, again and again. Of a consumer
-without a group librdkafka wants no less: its session.timeout.ms."""
+"""Lowest max.poll.interval.ms: with less, a component that takes longer for one group would lose its membership again
+and again. librdkafka also wants at least session.timeout.ms, even without a group."""
 SECRETS = frozenset(
     {
         "sasl.password",
@@ -35,7 +35,7 @@ SECRETS = frozenset(
 )
 """librdkafka's settings whose values are secrets."""
 OBJECTS = frozenset({"logger", "default.topic.config", "on_delivery", "key.serializer", "value.serializer"})
-"""What the Python client takes beside librdkafka's settings, and no text can be."""
+"""Settings of the Python client besides librdkafka's; they cannot be given as text."""
 PROMISED_SETTINGS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id"), ()),
     **dict.fromkeys(("transactional.id", "auto.offset.reset", "delivery.report.only.error"), ()),
@@ -50,27 +50,27 @@ PROMISED_SETTINGS = {
     "allow.auto.create.topics": ("false",),
     "group.protocol": ("consumer",),
 }
-"""Settings on which the promises rest, and the values that they may be given: with another, a run would read what was
-aborted, or lose groups, or make deleted topics anew, in silence."""
+"""Settings on which the guarantees depend, and their allowed values: with other values a run would silently read
+aborted records, lose groups, or recreate deleted topics."""
 
 
 FAULTS_OF_ONE = {
-    "No such configuration property": "is no setting of librdkafka: look for a misspelling",
+    "No such configuration property": "is not a librdkafka setting: check its spelling",
     "Invalid value": "does not take the value given",
     "Configuration property": "does not take the value given",
     "Java ": "is a setting of Java clients: give the one of librdkafka ({})",
     "`": "conflicts with a setting of every component: {}",
 }
-"""What librdkafka's sentence begins with, and what it says of a single setting."""
+"""Begin of librdkafka's message, and the sentence about the setting."""
 
 _WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]*@", re.IGNORECASE)
 _PATH = re.compile(r"[\w./~@%+-]*[./][\w./~@%+-]*")
 
 
 def read_client_settings(*, alone: bool = False) -> dict[str, str]:
-    """Return the client settings that the environment gives: a JSON object, or the path of a file that holds one.
+    """Return the client settings of the environment: a JSON object, or the path of a file that holds one.
 
-    `alone` is that of `check_client_settings`. Raises UsageError, which quotes nothing of them, also for settings that
+    `alone` is as in `check_client_settings`. Raises UsageError, which quotes no values, also for settings that
     librdkafka does not take.
     """
     where, text = KAFKA_CLIENT_VARIABLE, read_environment(KAFKA_CLIENT_VARIABLE).strip()
@@ -79,13 +79,14 @@ def read_client_settings(*, alone: bool = False) -> dict[str, str]:
             raise UsageError(f"{where} is set and empty: unset it, or give librdkafka settings as a JSON object")
         return {}
     if not _is_json(text) and not text.startswith("{"):
-        # what is no path may be settings in another form, a password among them
+        # other text may be settings in a wrong form, with a password
         where = f"{KAFKA_CLIENT_VARIABLE}, file {text}" if _PATH.fullmatch(text) else KAFKA_CLIENT_VARIABLE
         try:
             text = expand_user(Path(text), KAFKA_CLIENT_VARIABLE).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"{where}: cannot be read ({type(error).__name__}): give a JSON object, or the path of a file of one"
+                f"{where}: cannot be read ({type(error).__name__}): give a JSON object, or the path of a file that "
+                "holds one"
             ) from None
     try:
         found = json.loads(text)
@@ -102,9 +103,9 @@ def read_client_settings(*, alone: bool = False) -> dict[str, str]:
 
 
 def merge_client_settings(recipe: Mapping[str, str]) -> dict[str, str]:
-    """Return a recipe's client settings with those of the environment over them.
+    """Return a recipe's client settings, overridden by those of the environment.
 
-    Raises UsageError where librdkafka does not take them together: SASL without a password, say.
+    Raises UsageError if librdkafka does not take the combination, such as SASL without a password.
     """
     client = {**recipe, **read_client_settings()}
     check_client_settings(client, f"kafka.client and {KAFKA_CLIENT_VARIABLE}")
@@ -112,12 +113,12 @@ def merge_client_settings(recipe: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool = True) -> None:
-    """Raise UsageError that names the setting which librdkafka does not take; no value is quoted, as it may be secret.
+    """Raise UsageError, which names a setting that librdkafka does not take; values may be secret and are not quoted.
 
     Args:
         client: librdkafka's settings.
-        where: Where they were given, for the message.
-        alone: Whether these are all: then also for settings that need others.
+        where: Source of the settings, for the message.
+        alone: Whether these are all settings: then missing companions of a setting are an error too.
     """
     for key, allowed in PROMISED_SETTINGS.items():
         if key in client and client[key] not in allowed:
@@ -151,9 +152,9 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
 
 
 def _find_fault(client: Mapping[str, str]) -> str | None:
-    """Return what librdkafka says against settings beside ours, None when it takes them. It connects to nobody."""
+    """Return librdkafka's error for these settings with Headrace's, None if it takes them. It makes no connection."""
     if own := [key for key in client if key.endswith("_cb") or key in OBJECTS]:
-        return f'No such configuration property: "{own[0]}"'  # the Python client wants a function or an object there
+        return f'No such configuration property: "{own[0]}"'  # the Python client needs a function or an object there
     nobody = Connection("", client)
     try:
         open_consumer(nobody, "check", "check").close()
@@ -173,7 +174,7 @@ def _is_json(text: str) -> bool:
 
 
 def refuse_secrets(client: Mapping[str, str], where: str) -> None:
-    """Refuse secrets in a `kafka.client` table. Raises UsageError that tells where they belong."""
+    """Raise UsageError for secrets in a `kafka.client` table; the message says where they belong."""
     secret = sorted(key for key, value in client.items() if is_secret(key, value))
     if secret:
         raise UsageError(
@@ -184,7 +185,7 @@ def refuse_secrets(client: Mapping[str, str], where: str) -> None:
 
 
 def hide_secrets(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that may be shown and compared."""
+    """Return the settings without secrets, to show and compare."""
     return {key: value for key, value in client.items() if not is_secret(key, value)}
 
 

@@ -1,7 +1,7 @@
-"""Kafka clients as Headrace sets them, and the few calls that every component makes.
+"""Kafka clients with Headrace's settings, and the calls that every component makes.
 
-The figures behind the settings: with librdkafka's own back-off of 100 ms, back-to-back transactions wait 100 ms each;
-with 5 ms they take 5-10. `read_committed` everywhere, or aborted records would be read as data.
+With librdkafka's default back-off of 100 ms, back-to-back transactions wait 100 ms each; with 5 ms they take 5-10 ms.
+All consumers use `read_committed`; otherwise they would read aborted records as data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MESSAGE_BYTES = 8 << 20
 READ_BUFFER_KIB = 32 * 1024
 TRANSACTION_TIMEOUT_MS = 10_000
 MOST_IN_FLIGHT = 5
-"""Requests under way on a connection: the most of which a broker remembers the sequence numbers (KIP-98)."""
+"""Most requests in flight on a connection: for so many a broker remembers sequence numbers (KIP-98)."""
 QUICK_RETRY = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, "reconnect.backoff.max.ms": 1000}
 LINES_ASKED_FOR = {"debug", "log_level"}
 
@@ -59,7 +59,7 @@ AWAY_ERRORS = {
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.UNKNOWN,  # an error within the broker, as when it shuts down or a disk of it fails
 }
-"""Errors that pass with time: the broker is unreachable, or not ready yet."""
+"""Temporary errors: the broker is unreachable or not ready yet."""
 
 REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -76,31 +76,31 @@ REFUSED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.SASL_AUTHENTICATION_FAILED,
 }
-"""Errors that no time heals: the same record, or the same rights, are refused again."""
+"""Permanent errors: the broker would refuse the same record or rights again."""
 
 
 class KafkaAway(Unavailable):
-    """No broker answers at the address; waiting is right."""
+    """No broker answers at the address; the caller should wait."""
 
 
 class KafkaRefused(HeadraceError):
-    """The broker answers and refuses: wrong credentials, no rights, a missing topic."""
+    """The broker refuses: wrong credentials, missing rights, or a missing topic."""
 
 
 class LogTruncated(HeadraceError):
-    """A log ends before records that were read from it: a tail of it is lost."""
+    """A log ends before records that were already read: its tail is lost."""
 
 
 class Fenced(HeadraceError):
-    """Another process has taken over this one's transactional id; this one must end and write nothing more."""
+    """Another process has taken over the transactional id; this process must end without writing."""
 
     exit_code = FENCED
 
 
 class Overdue(Fenced):
-    """The transaction was open for longer than Kafka allows, perhaps without Kafka; nobody need have taken over.
+    """The transaction was open for longer than Kafka allows; perhaps no other process took over.
 
-    The process ends all the same, as somebody may have; its supervisor starts it again.
+    The process ends anyway, because another may have taken over; its supervisor starts it again.
     """
 
     exit_code = os.EX_TEMPFAIL
@@ -108,7 +108,7 @@ class Overdue(Fenced):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One record as it came from the log."""
+    """One record from the log."""
 
     topic: str
     partition: int
@@ -118,12 +118,12 @@ class Message:
     headers: Headers = field(default_factory=list)
     timestamp_ms: int = 0
     is_null: bool = False
-    """There is no value, as in a tombstone; `value` is then empty."""
+    """Whether the record has no value (a tombstone); `value` is then empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One record to be produced; partition -1 leaves the choice to the key."""
+    """One record to produce; partition -1: chosen by the key."""
 
     topic: str
     value: bytes
@@ -131,35 +131,35 @@ class Outgoing:
     headers: Headers = field(default_factory=list)
     partition: int = -1
     timestamp_ms: int = 0
-    """0 for the time of producing."""
+    """0: the time of producing."""
     is_null: bool = False
-    """Produce no value at all, as in a tombstone."""
+    """Produce a record without a value (a tombstone)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the cluster is and how to speak with it."""
+    """Address and client settings of a cluster."""
 
     bootstrap: str
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Further librdkafka settings, for instance for SASL; they win over ours."""
+    """Further librdkafka settings, for instance for SASL; they override Headrace's."""
     compression: str = "lz4"
 
     def config(self, **more: Any) -> dict[str, Any]:
-        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go to the log alone.
+        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go only to the log.
 
-        Lines of its own that librdkafka is asked for in `client` stay on standard error as it writes them: a client
-        that nobody polls would keep them.
+        Debug lines enabled in `client` stay on standard error, because a client that is never polled could not pass
+        them on.
         """
         dotted = {key.replace("_", "."): value for key, value in more.items()}
         lines = {} if LINES_ASKED_FOR & self.client.keys() else {"logger": LINES}
         return {
             "bootstrap.servers": self.bootstrap,
             "error_cb": partial(_take_report, name_cluster(self)),
-            "log_level": 0,  # its line on a fatal error is left
+            "log_level": 0,  # librdkafka still writes a line on a fatal error
             **lines,
             "socket.keepalive.enable": True,
-            "allow.auto.create.topics": False,  # or a topic that is asked for by its name, and was deleted, is back
+            "allow.auto.create.topics": False,  # otherwise asking for a deleted topic by name would recreate it
             "topic.metadata.refresh.interval.ms": 30_000,
             **QUICK_RETRY,
             **dotted,
@@ -180,7 +180,7 @@ class RunAddress:
 
 
 def _take_report(cluster: str, error: KafkaError) -> None:
-    """Log what librdkafka reports beside the calls: unreachable brokers, refused credentials."""
+    """Log librdkafka's reports outside calls: unreachable brokers, refused credentials."""
     ENTRIES.note_report(cluster, error)
     if error.code() in AWAY_ERRORS:
         log.debug("kafka.away", error=error.str())
@@ -190,7 +190,7 @@ def _take_report(cluster: str, error: KafkaError) -> None:
 
 @contextmanager
 def translate_kafka_errors(doing: str) -> Iterator[None]:
-    """Turn librdkafka's errors into ours: KafkaAway, Fenced or KafkaRefused, each saying what was being done."""
+    """Translate librdkafka's errors into KafkaAway, Fenced or KafkaRefused, whose messages begin with `doing`."""
     try:
         yield
     except KafkaException as error:
@@ -198,18 +198,18 @@ def translate_kafka_errors(doing: str) -> Iterator[None]:
 
 
 def translate_error(error: KafkaException, doing: str) -> HeadraceError:
-    """Return our error for librdkafka's."""
+    """Return Headrace's error for a librdkafka error."""
     cause: KafkaError = error.args[0]
     if cause.code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH):  # noqa: SLF001
         return Fenced(
             f"{doing}: another process has taken over, or a transaction was open for longer than Kafka allows "
-            f"({cause.str()}); this process ends, and its successor begins from what is committed"
+            f"({cause.str()}); this process ends, and its successor goes on from the last commit"
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended its last transaction yet. If that lasts, a topic refuses the marker that "
-            "ends it (message.timestamp.before.max.ms, ...after.max.ms), or one of its brokers is down: correct that, "
-            "then start the brokers again"
+            f"{doing}: Kafka has not ended the last transaction yet. If this lasts, a topic refuses the transaction's "
+            "end marker (message.timestamp.before.max.ms, ...after.max.ms), or a broker is down: correct that, then "
+            "start the brokers again"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
@@ -222,11 +222,11 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
 
 
 def open_producer(connection: Connection, name: str, **more: Any) -> Producer:
-    """Return a producer, idempotent unless `more` sets it otherwise; it reports each record by its delivery callback.
+    """Return a producer, idempotent by default; it reports each record by its delivery callback.
 
-    Of two requests under way a broker may refuse the first and take the second, as when it is just becoming the
-    leader: it has no earlier record of the producer on the partition, so any number begins one. librdkafka then reports
-    the first as delivered as well, and it is lost: see `is_delivered`.
+    Of two requests in flight, a broker may refuse the first and accept the second, for instance while it becomes the
+    leader: it has no earlier record of the producer on the partition, so it accepts any sequence number. librdkafka
+    then reports the first as delivered too, but it is lost: see `is_delivered`.
     """
     settings = {
         "enable_idempotence": True,
@@ -240,17 +240,17 @@ def open_producer(connection: Connection, name: str, **more: Any) -> Producer:
 
 
 def is_delivered(raw: RawMessage) -> bool:
-    """Return whether a record that was reported without an error is in the log for certain: it has an offset.
+    """Return whether a record reported without an error is certainly in the log: then it has an offset.
 
     librdkafka also reports a record because a later one of its partition was acknowledged (`rd_kafka_dr_implicit_ack`).
-    It then knows no offset, and the record may be lost. One that was sent twice, as its first acknowledgement got lost,
-    looks the same.
+    Then it knows no offset, and the record may be lost. A record sent twice, because its first acknowledgement was
+    lost, looks the same.
     """
     return raw.offset() is not None
 
 
 def open_transactional_producer(connection: Connection, transactional_id: str, timeout_s: float = 60) -> Producer:
-    """Return a producer whose transactional id is taken over from any process that held it before (KIP-98)."""
+    """Return a producer that has taken over the transactional id from any earlier process (KIP-98)."""
     producer = open_producer(
         connection,
         transactional_id,
@@ -264,11 +264,11 @@ def open_transactional_producer(connection: Connection, transactional_id: str, t
 
 
 def open_consumer(connection: Connection, name: str, group: str = "", *, run: str = "", **more: Any) -> Consumer:
-    """Return a consumer that reads committed records only; with a group it is a KIP-848 member.
+    """Return a consumer of committed records; with a group it is a KIP-848 member.
 
-    One without a group never falls back to the beginning: its positions are its owner's, and where the log has no
-    record at one it hands over the error `_AUTO_OFFSET_RESET`. librdkafka asks for the coordinator of a group all the
-    same, so `run` puts the name of one under the prefix on which a run's user has rights.
+    Without a group it never falls back to the beginning: if the log has no record at a position, it returns the error
+    `_AUTO_OFFSET_RESET`. librdkafka asks for a group's coordinator even then, so `run` gives a group name under the
+    prefix for which the run's user has rights.
     """
     protocol = {"group_protocol": "consumer"} if group else {}
     return Consumer(
@@ -289,7 +289,7 @@ def open_consumer(connection: Connection, name: str, group: str = "", *, run: st
 
 
 def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
-    """Call until it succeeds, waiting for unreachable brokers; raise the translated error at the end of patience."""
+    """Call until it succeeds, waiting for unreachable brokers; raise the translated error after `timeout_s`."""
     end = time.monotonic() + timeout_s
     backoff = Backoff(0.02, 1.0)
     while True:
@@ -319,16 +319,16 @@ def message_of(raw: RawMessage) -> Message:
 
 
 def _headers_of(raw: RawMessage) -> Headers:
-    """Return a record's headers; none when a name is no UTF-8, which the client cannot hand over."""
+    """Return a record's headers; none if a name is not UTF-8, which the client cannot decode."""
     try:
         found = cast(Headers, raw.headers() or [])
-    except (SystemError, UnicodeDecodeError):  # asked again, the client would hand over a list with holes
+    except (SystemError, UnicodeDecodeError):  # a second call would return a list with holes
         return []
     return [(name, value) for name, value in found if value is not None]
 
 
 def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
-    """Return the records of a poll; errors that time heals are passed over, others raise."""
+    """Return the records of a poll; ignore temporary errors, raise others."""
     found = []
     for item in raw:
         error = item.error()
@@ -344,22 +344,22 @@ def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
 _admins: dict[str, AdminClient] = {}
 
 MOVED_LEADER = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
-"""A kept admin client goes on asking with the leader epochs of before a broker's restart."""
+"""Errors of a cached admin client that still uses leader epochs from before a broker's restart."""
 SETTLING = {
     *MOVED_LEADER,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError._NOENT,  # noqa: SLF001 - "no leaders found", of a topic that was just made
 }
-"""The broker answers, and does not serve the partition yet."""
+"""Errors of a broker that answers but does not serve the partition yet."""
 SETTLING_S = 5.0
 
 
 def get_admin(connection: Connection) -> AdminClient:
     """Return the process's admin client of a cluster.
 
-    It is shared, and kept: a fresh one's first question may take 3 s, when librdkafka drops the bootstrap connection
-    with the question in flight; and one that is not referenced loses its answers.
+    It is shared and cached. The first request of a new client may take 3 s, if librdkafka drops the bootstrap
+    connection meanwhile; and a client without references loses its answers.
     """
     cluster = name_cluster(connection)
     if cluster not in _admins:
@@ -368,40 +368,40 @@ def get_admin(connection: Connection) -> AdminClient:
 
 
 def name_cluster(connection: Connection) -> str:
-    """Return a name of a cluster and of how it is spoken with; it may hold a password."""
+    """Return a key for a cluster and its client settings; it may contain a password."""
     return json.dumps([connection.bootstrap, dict(connection.client)])
 
 
 def fetch_partitions(connection: Connection, topic: str) -> int:
-    """Return how many partitions a topic has. Raises KafkaAway, or KafkaRefused when there is none of that name."""
+    """Return the number of a topic's partitions. Raises KafkaAway, or KafkaRefused if the topic does not exist."""
     with translate_kafka_errors(f"asking for topic {topic}"):
         found = get_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
         raise KafkaRefused(
             f"topic {topic} cannot be read: {found.error.str()}; if it is missing, `headrace topics` creates it"
         )
-    if not found.partitions:  # whoever took that for the truth would find no past in it, and begin anew
+    if not found.partitions:  # a caller that believed this would find no history and begin again
         raise KafkaAway(f"Kafka lists no partitions of topic {topic}: its broker may not be ready yet")
     return len(found.partitions)
 
 
 def fetch_end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return high watermarks, open transactions included: what a restore must read past.
+    """Return high watermarks, including open transactions, past which a restore must read.
 
-    Topics that were just created, and a broker that has just started, get a few seconds.
+    Waits a few seconds for new topics, and for a broker that has just started.
     """
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
     return _fetch_offsets_patiently(connection, list(partitions), latest, "ends")
 
 
 def fetch_stable_ends(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return where readers of committed records get to: all transactions before that have ended."""
+    """Return the last stable offsets, up to which committed records can be read."""
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
     return _fetch_offsets_patiently(connection, list(partitions), latest, "ends", IsolationLevel.READ_COMMITTED)
 
 
 def fetch_begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return the first offsets that there are: records before them were deleted. As patient as `fetch_end_offsets`."""
+    """Return the first existing offsets; earlier records were deleted. Waits as `fetch_end_offsets`."""
     earliest: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the client's own gap
     return _fetch_offsets_patiently(connection, list(partitions), earliest, "beginnings")
 
@@ -419,7 +419,7 @@ def _fetch_offsets_patiently(
             return _fetch_offsets(connection, partitions, spec, isolation)
         except KafkaException as error:
             code = error.args[0].code()
-            end = end or time.monotonic() + SETTLING_S  # from the first answer on: it may have taken longer than that
+            end = end or time.monotonic() + SETTLING_S  # counted from the first answer, which may itself take longer
             if code in MOVED_LEADER:
                 _admins.pop(name_cluster(connection), None)
             if code not in SETTLING or time.monotonic() > end:
@@ -435,6 +435,6 @@ def _fetch_offsets(
     futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
     found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
-        reason = f"Kafka does not know them yet for {', '.join(unknown)}; their broker may not be ready"
+        reason = f"Kafka does not know the offsets of {', '.join(unknown)} yet; their broker may not be ready"
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason, retriable=True))
     return found

@@ -1,6 +1,6 @@
-"""The way into a cluster: librdkafka tries what was refused there again for ever, and tells it beside its calls alone.
+"""Knows why a cluster refuses this client: librdkafka retries for ever, and reports refusals only outside calls.
 
-Once a process has been in, a refusal is a broker that does not know its users yet, and passes with time.
+After a process has once been accepted, a refusal is temporary: a starting broker does not know its users yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REFUSALS = {
     KafkaError._SSL: "security.protocol and ssl.ca.location",  # noqa: SLF001 - librdkafka's own codes begin so
     KafkaError._AUTHENTICATION: "sasl.mechanism, sasl.username and sasl.password",  # noqa: SLF001
 }
-"""What a client reports that is not let in, and the settings to look at."""
+"""Reports of refused clients, and the settings to check."""
 HOW = (
     f"in the environment variable {KAFKA_CLIENT_VARIABLE} (librdkafka's settings as a JSON object, or the path of a "
     "file that holds them)"
@@ -24,7 +24,7 @@ HOW = (
 
 
 class ClusterEntries:
-    """Which clusters have let this process in, and why others have not. Safe to use from several threads."""
+    """Clusters that have accepted this process, and refusals of others. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._entered: set[str] = set()
@@ -39,17 +39,17 @@ class ClusterEntries:
         self._entered.add(cluster)
 
     def note_report(self, cluster: str, error: KafkaError) -> None:
-        """Take what a client of a cluster reports; most of it is no refusal."""
+        """Take in a client's report, which may be a refusal."""
         if error.code() in REFUSALS:
             self._refusals[cluster] = f"{error.str()}: correct {REFUSALS[error.code()]} {HOW}"
 
     def find_refusal(self, cluster: str, bootstrap: str, client: Mapping[str, str]) -> str:
-        """Return why a cluster does not let this process in, and what to set; empty once it has, or if nobody says.
+        """Return why a cluster refuses this process, and what to set; empty after it was accepted, or if unknown.
 
         Args:
-            cluster: The name under which it was noted.
-            bootstrap: Its addresses; where no client was told why, they are asked.
-            client: The settings with which it was tried.
+            cluster: Key of the cluster.
+            bootstrap: Its addresses, which are probed if no client reported a reason.
+            client: The client settings in use.
         """
         if cluster in self._entered:
             return ""
@@ -60,7 +60,7 @@ ENTRIES = ClusterEntries()
 
 
 def describe_misfit(bootstrap: str, client: Mapping[str, str]) -> str:
-    """Return how a listener and these settings differ, and what to set; empty if they do not, or none answers."""
+    """Return how these settings differ from a listener's, and what to set; empty if equal or without an answer."""
     protocol = client.get("security.protocol", "PLAINTEXT").upper()
     for address in bootstrap.split(","):
         host, _, port = address.rpartition(":")

@@ -1,6 +1,6 @@
-"""One look at a cluster before anything is started on it: what `ops.cluster_checks` judges. Nothing is changed.
+"""Inspects a cluster, without changes, before anything is started on it; `ops.cluster_checks` judges the result.
 
-What may not be asked, or cannot be, is None, with the reason.
+Data that cannot be read is None, with the reason in `refused`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.schemas.topics import TopicSpec
 
 TRANSACTION_S = 15.0
 COORDINATOR_S = 5.0
-"""How long a coordinator may take that is just made."""
+"""Seconds to wait for a new coordinator."""
 IDLE = ("EMPTY", "DEAD", "UNKNOWN")
 """States of a group without members."""
 FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
@@ -40,14 +40,14 @@ INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 @dataclass(frozen=True, slots=True)
 class SeenTopic:
-    """A topic that is there."""
+    """An existing topic."""
 
     partitions: int
     replicas: int = 1
-    """Of the partition with the fewest."""
+    """Replicas of the partition with the fewest."""
     config: Mapping[str, str] | None = None
     operations: frozenset[str] | None = None
-    """What this client may do with it, as Kafka names operations."""
+    """Operations that this client may do on it, by Kafka's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class SeenGroup:
     is_at_work: bool = False
     """Whether it has members."""
     is_classic: bool = False
-    """Whether they speak the older protocol."""
+    """Whether its members use the older protocol."""
     operations: frozenset[str] | None = None
-    """What this client may do with it; None if nobody says."""
+    """Operations that this client may do on it; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +69,31 @@ class SeenCluster:
     bootstrap: str
     brokers: tuple[Advertised, ...] = ()
     settings: Mapping[str, str] | None = None
-    """Of one broker; None where this client may not ask."""
+    """Settings of one broker; None if this client may not read them."""
     topics: Mapping[str, SeenTopic] = field(default_factory=dict)
-    """Those that were asked about and are there, and Kafka's own."""
+    """Existing topics among those requested, and Kafka's internal topics."""
     groups: Mapping[str, SeenGroup] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """What was asked and not answered, and why: settings, topics, groups, transactions."""
+    """Requests without an answer and the reasons: settings, topics, groups, transactions."""
     forbidden: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Topics that are not there, or not shown, with operations that this client may not do with them for certain."""
+    """Missing or hidden topics, with operations that this client certainly may not do on them."""
     unmakeable: Mapping[str, str] = field(default_factory=dict)
-    """Topics that are not there and cannot be made, and why; not for lack of a right."""
+    """Missing topics that cannot be created, and why, if not for lack of a right."""
 
 
 def look_at_cluster(
     connection: Connection, topics: Sequence[TopicSpec], groups: Iterable[str], transactional_id: str
 ) -> SeenCluster:
-    """Return what is there of some topics and groups. Raises KafkaAway and KafkaRefused when no broker answers.
+    """Return the state of some topics and groups. Raises KafkaAway or KafkaRefused if no broker answers.
 
     Args:
         connection: The cluster.
-        topics: As they should be.
-        groups: Names.
-        transactional_id: With which a transaction is tried, empty for none; nobody else may have it.
+        topics: Specifications of the topics.
+        groups: Names of the groups.
+        transactional_id: Unused id to try a transaction with; empty for none.
     """
     brokers = look_at_advertised(connection)
-    if any(broker.error for broker in brokers):  # every further question would wait for it
+    if any(broker.error for broker in brokers):  # every further request would wait for it
         return SeenCluster(connection.bootstrap, brokers)
     look = _Look(connection)
     listed = fetch_topics(connection, REQUEST_S)
@@ -120,12 +120,12 @@ def look_at_cluster(
 
 
 def _try_transaction(connection: Connection, transactional_id: str) -> None:
-    """Take a transactional id over, as every component does at its start; nothing is written."""
+    """Take over a transactional id, as every component does at its start, without writing."""
     open_transactional_producer(connection, transactional_id, TRANSACTION_S)
 
 
 class _Look:
-    """Asks, and keeps why there was no answer."""
+    """Makes requests, and keeps the reasons for missing answers."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -142,7 +142,7 @@ class _Look:
         return None
 
     def fetch_configs(self, what: str, kind: ResourceType, names: list[str]) -> dict[str, dict[str, str] | None]:
-        """Return the settings of each, all asked for at once; None where they may not be read."""
+        """Return the settings of each resource with one request; None if they may not be read."""
         resources = {name: ConfigResource(kind, name) for name in names}
         futures = self.admin.describe_configs([*resources.values()], request_timeout=REQUEST_S) if names else {}
         return {
@@ -159,7 +159,7 @@ class _Look:
         return {name: _operations(future.result()) for name, future in futures.items()}
 
     def fetch_groups(self, names: Iterable[str]) -> dict[str, SeenGroup]:
-        """Return groups as this client is shown them; where a coordinator does not answer, no more is asked."""
+        """Return the groups as shown to this client; stop if a coordinator does not answer."""
         found: dict[str, SeenGroup] = {}
         for name in names:
             known = None if "groups" in self.refused else self.ask("groups", partial(self.fetch_group, name))
@@ -167,7 +167,7 @@ class _Look:
         return found
 
     def fetch_group(self, name: str) -> SeenGroup:
-        """Return a group as this client is shown it; one that never was has no members."""
+        """Return a group as shown to this client; a group that never existed has no members."""
 
         def describe() -> Any:
             asked = self.admin.describe_consumer_groups(
@@ -186,9 +186,9 @@ class _Look:
         return SeenGroup(is_at_work, getattr(one.type, "name", "") == "CLASSIC", _operations(one))
 
     def try_topics(self, missing: list[TopicSpec]) -> tuple[dict[str, frozenset[str]], dict[str, str]]:
-        """Let Kafka check, and not make, topics that are not there; return what is forbidden, and why else it refuses.
+        """Let Kafka validate the creation of missing topics; return forbidden operations, and other refusals.
 
-        Who may not even describe a topic may not read, write or delete it: each of these rights holds that one.
+        A client that may not describe a topic may not read, write or delete it either, because these rights include it.
         """
         if not missing:
             return {}, {}

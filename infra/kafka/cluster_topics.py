@@ -1,4 +1,4 @@
-"""The topics of a cluster: the first question that is asked of it, and so the one that tells who is not let in."""
+"""Lists the topics of a cluster. This is the first request, so it also finds out whether the client is refused."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FIRST_ANSWER_S = 1.0
 
 
 class NotLetIn(KafkaRefused):
-    """The cluster does not take this client's user, password or certificates, and never has."""
+    """The cluster refuses this client's user, password or certificates, and has never accepted them."""
 
 
 def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: float = 10.0) -> ClusterMetadata:
     """Return the topics and brokers of a cluster, waiting for unreachable ones.
 
-    All topics are listed: asking for one by its name may create it. As long as nobody has answered this process, each
-    question waits only twice as long as the last: what is refused is known when a question ends, not before.
+    It lists all topics, because a request for one by name may create it. Until the first answer, each request waits
+    only twice as long as the last one, because a refusal is known only when a request ends.
 
-    Raises KafkaAway at the end of patience, and NotLetIn at once where the cluster never let this client in.
+    Raises KafkaAway after `patience_s`, and NotLetIn at once if the cluster has never accepted this client.
     """
     admin, cluster = get_admin(connection), name_cluster(connection)
     waits = Backoff(FIRST_ANSWER_S, longest_answer_s)
@@ -42,7 +42,7 @@ def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: fl
         try:
             found = admin.list_topics(timeout=longest_answer_s if ENTRIES.has_entered(cluster) else waits.next_s())
         except KafkaException:
-            admin.poll(0)  # takes its reports
+            admin.poll(0)  # takes in its reports
             if refusal := ENTRIES.find_refusal(cluster, connection.bootstrap, connection.client):
                 raise NotLetIn(f"Kafka at {connection.bootstrap} does not let this client in: {refusal}") from None
             raise

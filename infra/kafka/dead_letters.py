@@ -1,7 +1,7 @@
-"""Dead letters: bytes that could not be read are kept with the reason; nothing is lost, and nothing waits for them.
+"""Dead letters keep unusable messages with the reason, so that nothing is lost and nothing waits for them.
 
-`headrace redrive` sends them back to where they came from, with a header that names the dead letter, and
-writes another one of reason `redriven`: the number is open again.
+`headrace redrive` sends such a message back to its topic, with a header that names the dead letter. It also writes
+another dead letter with reason `redriven`, so that the number is open again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from headrace.schemas.topics import Topics, policy_of
 log = structlog.get_logger()
 
 REDRIVEN = "redriven"
-"""Reason of a dead letter that marks another one's message as sent back."""
+"""Reason of a dead letter that marks the message of another dead letter as sent back."""
 TIME_TRAVEL = "time_travel"
-"""Reason of the dead letter of a group that names a version which is not published."""
+"""Reason of the dead letter of a group that names an unpublished version."""
 NOT_ISSUED = "not_issued"
-"""Reason of the dead letter of a group of a number that the feeder never issued; it concludes none."""
+"""Reason of the dead letter of a group whose number was never issued; it concludes no number."""
 REASONS = (
     "undecodable",
     "other_run",
@@ -46,32 +46,31 @@ REASONS = (
 REDRIVE_HEADER = "redrive"
 """Header of a message that was sent back; its value is the offset of the dead letter."""
 VERDICT_HEADER = "verdict"
-"""Header that `headrace replay` gives to the trajectories of a run whose curators ask what is published; its value is
-TAKEN, or the reason for which they refused the message."""
+"""Header of trajectories that `headrace replay` copies from a run whose curators check versions and numbers. Its value
+is TAKEN, or the reason for which the curators refused the message."""
 TAKEN = "taken"
 MOST_DEAD_LETTER_BYTES = 7 << 20
-"""Key, headers and value in a dead letter, which must fit into a message itself, or its writer could not go on."""
+"""Most bytes of key, headers and value in a dead letter, so that the dead letter fits into a message."""
 MOST_KEY_BYTES = 1000
 """Key of the dead letter's own message."""
 DEAD_LETTER_DETAIL_LENGTH = 1000
 
 
 def is_sent_back(message: Message) -> bool:
-    """Return whether a message came by `headrace redrive`."""
+    """Return whether `headrace redrive` sent this message."""
     return any(name == REDRIVE_HEADER for name, _ in message.headers)
 
 
 def verdict_of(message: Message) -> str | None:
-    """Return what a run that is replayed decided of a message: TAKEN, or why not; None where it is no replay."""
+    """Return the original run's verdict on a replayed message: TAKEN or the reason; None if it is not a replay."""
     return next((value.decode(errors="replace") for name, value in message.headers if name == VERDICT_HEADER), None)
 
 
 def build_dead_letter(topics: Topics, run_id: str, component: str, message: Message, refusal: Refusal) -> Outgoing:
-    """Return the dead letter of a message that is refused.
+    """Return the dead letter of a refused message.
 
-    When the headers still name a task of this run, its number goes into the record and so concludes it as dead; of a
-    replay that use alone. What is too large for a dead letter is cut off; the whole is at topic, partition and
-    offset.
+    If the headers name a task of this run, its number goes into the record and is concluded as dead; for a replay only
+    the use is. A message that is too large is cut; the complete message is at its topic, partition and offset.
     """
     policy, stream, number, use = "", "", -1, 0
     try:
@@ -82,7 +81,7 @@ def build_dead_letter(topics: Topics, run_id: str, component: str, message: Mess
         pass
     detail = refusal.detail[:DEAD_LETTER_DETAIL_LENGTH].encode(errors="backslashreplace").decode()
     reason, whole, message = refusal.reason, message, _cut_to_fit(message)
-    headers = dict(message.headers)  # of two of one name the last
+    headers = dict(message.headers)  # of two headers with one name, the last
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     record = DeadLetter(
         run_id=run_id,
@@ -106,10 +105,10 @@ def build_dead_letter(topics: Topics, run_id: str, component: str, message: Mess
 
 
 def build_shadow_loss(run_id: str, policy_variant: str, message: Message, refusal: Refusal) -> Outcome | None:
-    """Return the outcome of a message that a shadow cannot read. A shadow writes no dead letter.
+    """Return the outcome of a message that a shadow cannot read, in place of a dead letter.
 
-    A dead letter concludes a number of the policy, and can be sent back to it: the policy's own curator writes that,
-    where it cannot read the message either. None when the headers name no task of this run: it concludes nothing.
+    A dead letter concludes a number of the policy, and can be sent back, so only the policy's own curator writes it.
+    Returns None if the headers name no task of this run: then nothing is concluded.
     """
     reason, detail, topic, offset = (
         refusal.reason,
@@ -140,7 +139,7 @@ def build_shadow_loss(run_id: str, policy_variant: str, message: Message, refusa
 
 
 def _cut_to_fit(message: Message) -> Message:
-    """Return a message that fits into a dead letter: of one that is too large the beginning."""
+    """Return a message that fits into a dead letter: the beginning of a too large message."""
     beside = _size(message.key, message.headers)
     if beside > MOST_DEAD_LETTER_BYTES:
         return replace(message, key=b"", headers=[], value=message.value[:MOST_DEAD_LETTER_BYTES])

@@ -1,6 +1,6 @@
-"""From the bytes of a message to a record of this run, or to the reason why the message is a dead letter.
+"""Decodes messages into records of this run, or into the reason for a dead letter.
 
-Every worker reads through here. What only one worker refuses, it refuses by raising the same `MessageRefused`.
+All components read through this module. A component's own checks raise the same `MessageRefused`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from headrace.schemas.headers import HeaderError, Stamp
 log = structlog.get_logger()
 
 LARGEST_LEAP = 1000
-"""A version this far ahead of the newest known one is invalid: no trainer can have come to it."""
+"""A version this far ahead of the newest known one is invalid: no trainer can have reached it."""
 LONGEST_NAME = 1000
-"""Characters of a stream, task id, tier or reason: every record that follows repeats them. Of a trajectory's id no more
-are repeated."""
+"""Most characters of a stream, task id, tier or reason, because later records repeat them. Ids of trajectories are
+repeated up to this length."""
 MOST_EPISODES = 4096
-"""Largest number of episodes of a task, and so of trajectories of a group."""
+"""Most episodes of a task, and so most trajectories of a group."""
 
 
 class OfRun(Protocol):
@@ -31,7 +31,7 @@ class OfRun(Protocol):
 
     @property
     def run_id(self) -> str:
-        """Whose it is."""
+        """Id of its run."""
 
 
 R = TypeVar("R", bound=OfRun)
@@ -39,16 +39,16 @@ T = TypeVar("T")
 
 
 class Refusal(NamedTuple):
-    """Why a message is not used."""
+    """Why a message is refused."""
 
     reason: str
-    """One of `dead_letters.REASONS`, where it is a dead letter."""
+    """One of `dead_letters.REASONS`, for a dead letter."""
     detail: str
     """What is wrong with the message, in one sentence."""
 
 
 class MessageRefused(Exception):
-    """A message that cannot be used; the arguments are those of its `Refusal`, which says why."""
+    """A message cannot be used; the arguments are those of its `Refusal`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -66,7 +66,7 @@ class MessageRefused(Exception):
 
 
 def decode_record(value: bytes, kind: type[T]) -> T:
-    """Return the record in some bytes, of whatever run. Raises MessageRefused as `undecodable`."""
+    """Return the record in some bytes, of any run. Raises MessageRefused with reason `undecodable`."""
     try:
         return codec.decode(value, kind)
     except SchemaError as error:
@@ -79,8 +79,8 @@ def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R],
     Args:
         value: The message's value.
         kind: Class of the record.
-        run_id: The run that it has to belong to.
-        describe: Returns the detail for a record of another run; left out, it names both runs.
+        run_id: The run to which it must belong.
+        describe: Returns the detail for a record of another run; by default it names both runs.
 
     Raises MessageRefused as `undecodable` or `other_run`.
     """
@@ -92,7 +92,7 @@ def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R],
 
 
 def stamp_own(message: Message, run_id: str) -> Stamp:
-    """Return the headers of a message, read. Raises MessageRefused as `undecodable` or `other_run`."""
+    """Return the stamp in a message's headers. Raises MessageRefused as `undecodable` or `other_run`."""
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError as error:
@@ -103,7 +103,7 @@ def stamp_own(message: Message, run_id: str) -> Stamp:
 
 
 def read_record(message: Message, kind: type[T]) -> T | None:
-    """Return the record that a component wrote for itself; None, and a warning, for anything else."""
+    """Return a component's own record; for anything else log a warning and return None."""
     try:
         return codec.decode(message.value, kind)
     except SchemaError as error:
@@ -112,7 +112,7 @@ def read_record(message: Message, kind: type[T]) -> T | None:
 
 
 def read_own(message: Message, kind: type[R], run_id: str) -> R | None:
-    """Return an event of this run; None, and a warning, for anything else. It writes no dead letter."""
+    """Return an event of this run; for anything else log a warning and return None, without a dead letter."""
     record = read_record(message, kind)
     if record is not None and record.run_id != run_id:
         log.warning("message.other_run", topic=message.topic, offset=message.offset, run_id=record.run_id)

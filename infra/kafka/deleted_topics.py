@@ -1,7 +1,7 @@
-"""Topics that were deleted under a running component, told apart from an unreachable broker by listing the topics.
+"""Detects topics deleted during a run, as opposed to an unreachable broker, by listing the topics.
 
-Clients say nothing of it: a producer without a time-out waits for ever for the topic to come back, and a member of a
-consumer group is assigned nothing.
+Clients do not report a deletion: a producer without a time-out waits for ever for the topic, and a member of a consumer
+group simply gets no partitions.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from headrace.infra.kafka.clients import Connection, KafkaRefused, get_admin
 log = structlog.get_logger()
 
 GONE_S = 20.0
-"""A topic that is not there for so long, while Kafka answers, was deleted."""
+"""A topic that is missing for so many seconds, while Kafka answers, counts as deleted."""
 TOPICS_LOOK_EVERY_S = 10.0
-"""A topic's loss is reported after at most this and GONE_S."""
+"""Seconds between two checks: a loss is reported after at most this plus GONE_S."""
 SOON_S = 1.0
-"""How often is asked while one is missing."""
+"""Seconds between two checks while a topic is missing."""
 ANSWER_S = 5.0
 
 
 class MissingTopics:
-    """Since when topics have been missing that were there before, while Kafka answered without a gap. No I/O.
+    """Tracks since when topics are missing that existed before, while Kafka answers without a gap. No I/O.
 
     Args:
-        topics: Which; one that was never there, as of a region that is not mirrored yet, is waited for.
-        patience_s: A topic that is missing for so long is gone.
+        topics: The topics. One that never existed, for instance of a region not mirrored yet, is not reported.
+        patience_s: Seconds after which a missing topic counts as deleted.
     """
 
     def __init__(self, topics: Iterable[str], patience_s: float) -> None:
         self._topics, self._patience_s = tuple(topics), patience_s
         self._seen: set[str] = set()
         self.since: dict[str, float] = {}
-        """Topic to when it was missing first."""
+        """Time since which each topic is missing."""
 
     def see(self, known: Collection[str] | None, now: float) -> str:
-        """Take in which topics there are, None where Kafka does not answer; return one that is gone, or nothing."""
+        """Take in the existing topics (None if Kafka does not answer); return a deleted topic, or an empty text."""
         if known is None:
             self.since = {}
             return ""
@@ -51,28 +51,28 @@ class MissingTopics:
 
 
 class TopicWatch(threading.Thread):
-    """Asks again and again whether all topics are still there that a component reads or writes.
+    """Checks repeatedly that all topics of a component still exist.
 
     Args:
         connection: The cluster.
-        topics: Which.
+        topics: The topics to watch.
     """
 
     def __init__(self, connection: Connection, topics: Iterable[str]) -> None:
         super().__init__(name="topic-watch", daemon=True)
         self.error: KafkaRefused | None = None
-        """What the component has to end with."""
+        """The error with which the component must end."""
         self._connection, self._over = connection, threading.Event()
         self._missing = MissingTopics(topics, GONE_S)
 
     def run(self) -> None:
-        """Ask until `stop`, or until a topic is gone."""
+        """Check until `stop`, or until a topic is deleted."""
         self.look()
         while self.error is None and not self._over.wait(SOON_S if self._missing.since else TOPICS_LOOK_EVERY_S):
             self.look()
 
     def look(self) -> None:
-        """Ask once."""
+        """Check once."""
         before = self._missing.since
         topic = self._missing.see(self._list_topics(), time.monotonic())
         for name in self._missing.since.keys() - before.keys():
@@ -81,18 +81,18 @@ class TopicWatch(threading.Thread):
             self.error = KafkaRefused(describe_deleted(topic, GONE_S))
 
     def stop(self) -> None:
-        """End the thread, after the question that it waits for."""
+        """End the thread after its current request."""
         self._over.set()
 
     def _list_topics(self) -> Collection[str] | None:
         try:
-            return get_admin(self._connection).list_topics(timeout=ANSWER_S).topics  # naming one might make it anew
+            return get_admin(self._connection).list_topics(timeout=ANSWER_S).topics  # naming one might recreate it
         except KafkaException:
             return None
 
 
 def describe_deleted(what: str, patience_s: float) -> str:
-    """Return what to say of a topic or partition that was deleted."""
+    """Return the message about a deleted topic or partition."""
     return (
         f"{what} was deleted: Kafka has answered for {patience_s:.0f} s that it does not exist. The run cannot go on "
         "without its records: begin a new run"

@@ -1,4 +1,4 @@
-"""How far a consumer group is, asked from outside; and deleting what it is done with."""
+"""Reads a consumer group's commits from outside, and deletes records that the group no longer needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.infra.kafka.clients import (
 
 REQUEST_S = 10.0
 COORDINATOR_ASK_S = 0.5
-"""Between two looks whether a coordinator refused."""
+"""Seconds between two checks whether a coordinator refused."""
 
 MEMBERSHIP_MOVES = {
     KafkaError.STALE_MEMBER_EPOCH,
@@ -29,19 +29,19 @@ MEMBERSHIP_MOVES = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError._STATE,  # noqa: SLF001
 }
-"""A call came during a rebalance, or after the session: after the next poll a member knows what is still its own."""
+"""Errors of calls during a rebalance or after the session: after the next poll a member knows its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A group's next offset of a partition, and what is committed beside it."""
+    """A group's next offset of a partition, and the commit's metadata."""
 
     offset: int
     metadata: str = ""
 
 
 def refuse_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """Return what a consumer answered, or raise KafkaException for the first partition that it has no answer for."""
+    """Return a consumer's answer, or raise KafkaException for the first partition with an error."""
     for tp in partitions:
         if tp.error is not None:
             raise KafkaException(tp.error)
@@ -49,20 +49,20 @@ def refuse_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
 
 
 def fetch_committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
-    """Return a group's next offset by (topic, partition); what was never committed is left out. See `fetch_commits`."""
+    """Return a group's next offset by (topic, partition), without uncommitted partitions. See `fetch_commits`."""
     return {partition_id: commit.offset for partition_id, commit in fetch_commits(connection, group, topics).items()}
 
 
 def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], Commit]:
-    """Return a group's commits by (topic, partition); what was never committed is left out.
+    """Return a group's commits by (topic, partition), without uncommitted partitions.
 
-    Asked by a consumer that never joins: the admin client's own question, sent without a broker, can abort the
-    whole process (seen with librdkafka 2.16). Raises KafkaAway or KafkaRefused.
+    It uses a consumer that never joins, because the admin client's request without a broker can abort the process (seen
+    with librdkafka 2.16). Raises KafkaAway or KafkaRefused.
     """
     asked = [TopicPartition(topic, p) for topic in topics for p in range(fetch_partitions(connection, topic))]
     consumer = open_consumer(connection, "offsets", group)
     try:
-        with translate_kafka_errors(f"asking how far group {group} is"):
+        with translate_kafka_errors(f"reading the committed offsets of group {group}"):
             found = consumer.committed(asked, timeout=REQUEST_S)
     finally:
         consumer.close()
@@ -74,11 +74,11 @@ def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> 
 
 
 def await_coordinator(connection: Connection, group: str, timeout_s: float) -> None:
-    """Return when a group's coordinator answers: only then may an admin client ask about the group.
+    """Wait until a group's coordinator answers: only then may an admin client ask about the group.
 
-    Asked by a consumer that never joins, as in `fetch_commits`. An admin client that asks earlier, as on a cluster
-    that never had a group, may lose its question, and abort the whole process when a connection breaks much later.
-    Raises KafkaException where nobody answers in time; a refusal is an answer.
+    It uses a consumer that never joins, as `fetch_commits` does. An admin client that asks earlier, for instance on a
+    cluster that never had a group, may lose its request, and abort the process when a connection breaks much later.
+    Raises KafkaException without an answer in time; a refusal is an answer.
     """
     consumer, end = open_consumer(connection, "coordinator", group), time.monotonic() + timeout_s
     try:
@@ -89,13 +89,13 @@ def await_coordinator(connection: Connection, group: str, timeout_s: float) -> N
 
 
 def _is_answered(consumer: Consumer, group: str, end: float) -> bool:
-    """Return whether the coordinator answers, for a while. Raises KafkaException after `end`."""
+    """Return whether the coordinator answers within one attempt. Raises KafkaException after `end`."""
     try:
-        consumer.committed([TopicPartition(group, 0)], timeout=COORDINATOR_ASK_S)  # of a topic that need not be there
+        consumer.committed([TopicPartition(group, 0)], timeout=COORDINATOR_ASK_S)  # the topic need not exist
     except KafkaException as error:
         if error.args[0].code() not in AWAY_ERRORS:
             return True
-        told = consumer.poll(0)  # librdkafka asks again where it is refused, and says so here alone
+        told = consumer.poll(0)  # librdkafka retries after a refusal, and reports it only here
         refused = told.error() if told is not None else None
         if refused is not None and refused.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             return True
@@ -108,6 +108,6 @@ def _is_answered(consumer: Consumer, group: str, end: float) -> bool:
 def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -> None:
     """Delete the records below these offsets. Raises KafkaAway or KafkaRefused."""
     asked = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-    with translate_kafka_errors("deleting records that are done with"):
+    with translate_kafka_errors("deleting records that are no longer needed"):
         for future in get_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
             future.result()

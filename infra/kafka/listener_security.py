@@ -1,6 +1,6 @@
-"""What a Kafka listener wants of its clients, asked over a socket.
+"""Finds out the security protocol of a Kafka listener over a socket.
 
-librdkafka cannot tell: a client without TLS or without a user sees nothing but connections that end.
+librdkafka cannot say: a client without TLS or without a user only sees closed connections.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 ASK_S = 2.0
 LONGEST_ANSWER_BYTES = 1 << 16
 SASL_HANDSHAKE = struct.pack(">hhihh", 17, 1, 1, -1, 0)
-"""A request (KIP-43, KIP-152) that names no mechanism: the answer holds those that there are."""
+"""A request (KIP-43, KIP-152) without a mechanism: the answer lists the supported mechanisms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """How clients may speak with a listener."""
+    """The security protocol of a listener."""
 
     has_tls: bool
     mechanisms: tuple[str, ...] | None
-    """Of SASL; empty where clients have no user, None where it did not say."""
+    """SASL mechanisms; empty if clients have no user, None if unknown."""
 
     def __str__(self) -> str:
-        """Return its protocol, as librdkafka names it, and its mechanisms."""
+        """Return its protocol by librdkafka's name, and its mechanisms."""
         protocol = name_protocol(has_tls=self.has_tls, has_sasl=bool(self.mechanisms))
         return f"{protocol} ({', '.join(self.mechanisms)})" if self.mechanisms else protocol
 
     def is_fit_for(self, protocol: str) -> bool:
-        """Return whether a client with this `security.protocol` speaks as the listener does."""
+        """Return whether a client with this `security.protocol` fits the listener."""
         if self.mechanisms is None:
             return protocol.endswith("SSL") == self.has_tls
         return protocol == name_protocol(has_tls=self.has_tls, has_sasl=bool(self.mechanisms))
@@ -44,7 +44,7 @@ def name_protocol(*, has_tls: bool, has_sasl: bool) -> str:
 
 
 def look_at_listener(host: str, port: int) -> Listener | None:
-    """Return what answers at an address; None where nobody does, or not as Kafka."""
+    """Return the listener at an address; None if none answers, or not as Kafka."""
     try:
         with socket.create_connection((host, port), ASK_S) as plain, suppress(OSError):
             return Listener(has_tls=False, mechanisms=_ask_mechanisms(plain))
@@ -54,25 +54,25 @@ def look_at_listener(host: str, port: int) -> Listener | None:
         ):
             try:
                 return Listener(has_tls=True, mechanisms=_ask_mechanisms(secure))
-            except OSError:  # it may want a certificate of its clients
+            except OSError:  # it may require client certificates
                 return Listener(has_tls=True, mechanisms=None)
     except (OSError, ValueError):  # ValueError: a name that is no host name
         return None
 
 
 def _make_unverified_context() -> ssl.SSLContext:
-    """Nothing secret is sent, and what comes back is but shown."""
+    """Return a TLS context without verification: nothing secret is sent, and the answer is only shown."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 def _ask_mechanisms(connected: socket.socket) -> tuple[str, ...]:
-    """Return the mechanisms of SASL. Raises OSError for what is no answer of Kafka's."""
+    """Return the SASL mechanisms. Raises OSError if the answer is not from Kafka."""
     connected.sendall(struct.pack(">i", len(SASL_HANDSHAKE)) + SASL_HANDSHAKE)
     size = struct.unpack(">i", _receive(connected, 4))[0]
     if not 10 <= size <= LONGEST_ANSWER_BYTES:
-        raise ConnectionError("the answer is not one of Kafka")
+        raise ConnectionError("the answer is not from Kafka")
     answer = _receive(connected, size)
     (count,), at, found = struct.unpack_from(">i", answer, 6), 10, []
     try:
@@ -81,7 +81,7 @@ def _ask_mechanisms(connected: socket.socket) -> tuple[str, ...]:
             found.append(answer[at + 2 : at + 2 + length].decode())
             at += 2 + length
     except (struct.error, ValueError) as error:
-        raise ConnectionError("the answer is not one of Kafka") from error
+        raise ConnectionError("the answer is not from Kafka") from error
     return tuple(found)
 
 
@@ -89,6 +89,6 @@ def _receive(connected: socket.socket, size: int) -> bytes:
     found = b""
     while len(found) < size:
         if not (more := connected.recv(size - len(found))):
-            raise ConnectionError("it ended the connection")
+            raise ConnectionError("the server closed the connection")
         found += more
     return found

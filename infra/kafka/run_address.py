@@ -1,4 +1,4 @@
-"""A run as the command line names it."""
+"""Parses a run's address from the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.schemas.topics import NAME_FORM
 
 
 def parse_run(text: str) -> RunAddress:
-    """Read `kafka://host:port/run`. Raises UsageError that shows the form, with what can be read of another text."""
+    """Read `kafka://host:port/run`. Raises UsageError, which shows the right form with the readable parts."""
     try:
         parts = urlsplit(text.strip())
         bootstrap = parse_bootstrap(parts.netloc)
@@ -29,4 +29,4 @@ def parse_run(text: str) -> RunAddress:
 
 
 _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
-"""Brokers and perhaps a run, as an address without its scheme has them."""
+"""Matches brokers and perhaps a run, as in an address without its scheme."""

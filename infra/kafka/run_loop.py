@@ -1,9 +1,9 @@
 """The run loop of every component that turns records into records: handle, produce, commit.
 
-Only the loop writes: a component returns what is to be written, and is passed the offsets at which it was written.
+Only the loop writes: a component returns records, and gets the offsets at which they were written.
 
-A component with partitions of a group (curator) is a `GroupConsumer`; one that keeps its own positions (feeder,
-evaluator, trainer) implements `Component` itself. Both run here, so the order of the steps is written once.
+A component with a group's partitions (curator) is a `GroupConsumer`; a component with its own positions (feeder,
+evaluator, trainer) implements `Component` itself. Both use this loop, so the order of the steps is defined once.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Component(Protocol):
-    """What the loop drives."""
+    """The interface of a component that the loop drives."""
 
     def poll(self, watch: Stopwatch) -> list[Message]:
-        """Return the next records, restored and owned; empty when there are none for now."""
+        """Return the next records of owned and restored partitions; empty if there are none now."""
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Take in one record; return what follows from it."""
+        """Take in one record; return the resulting records."""
 
     def tick(self) -> Iterable[Outgoing]:
-        """Return what follows from time or memory rather than from one record; called once a turn."""
+        """Return records that result from time or memory, not from one record; called once per turn."""
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
-        """Return what can be written only now that the turn's records have their offsets, such as a snapshot.
+        """Return records that need the offsets of the turn's records, such as a snapshot.
 
         Args:
-            ticked: Where the records are that `tick` returned in this turn, in their order.
+            ticked: Tickets of the records that `tick` returned in this turn, in order.
         """
 
     def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
-        """Return the offsets of a consumer group; None for a component that keeps its positions in its own records.
+        """Return a consumer group's offsets; None for a component that keeps positions in its own records.
 
         Args:
-            before: Where the records are that `before_commit` returned in this turn, in their order.
+            before: Tickets of the records that `before_commit` returned in this turn, in order.
         """
 
     @property
     def is_commit_due(self) -> bool:
-        """True when there is something to commit even if nothing followed from this turn."""
+        """Return whether a commit is due even if this turn gave no records."""
 
     def rewind(self) -> None:
-        """Drop records and memory that ran ahead of the last commit, and go back to where that left off.
+        """Drop records and memory after the last commit, and go back to it.
 
         A component that cannot do so raises; its process then starts again.
         """
 
     def close(self) -> None:
-        """Leave, once the loop has ended."""
+        """Close the component after the loop has ended."""
 
 
 def run_loop(
@@ -76,21 +76,21 @@ def run_loop(
     stop: threading.Event,
     watch: Stopwatch,
 ) -> bool:
-    """Drive a component until `stop` is set; return whether its memory is what is committed, or ran ahead.
+    """Drive a component until `stop` is set; return whether its memory equals the committed state.
 
     One turn:
 
-    1. poll: some records (a curator: up to 64, or 150 ms). Rebalances happen in here, and partitions that are new are
-       restored. A group's metadata is taken right after; no other poll comes before the commit.
+    1. poll: some records (a curator: up to 64, or 150 ms). Rebalances happen here, and new partitions are restored. A
+       group's metadata is taken right after; no other poll comes before the commit.
     2. handle: every record, then the tick. No step after this one changes the component's memory.
-    3. produce: all that followed, in one transaction, and flush: it yields their offsets.
-    4. before_commit: what rests on these offsets and snapshots that are due, in the same transaction, and flush.
-    5. offsets: those of the consumer group, in the same transaction.
+    3. produce: all resulting records in one transaction, and flush, which gives their offsets.
+    4. before_commit: records that need these offsets, and due snapshots, in the same transaction, and flush.
+    5. offsets: the consumer group's offsets, in the same transaction.
     6. commit.
 
-    When the transaction is aborted, or a server is unreachable, the turn has not happened: the component rewinds and
-    the loop goes on. Nothing is retried from memory. Raises Fenced when another process took over, and whatever
-    `rewind` raises.
+    If the transaction is aborted or a server is unreachable, the turn has not happened: the component rewinds and the
+    loop continues. Nothing is retried from memory. Raises Fenced if another process took over, and the errors of
+    `rewind`.
     """
     backoff, undone_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), math.inf
     while not stop.is_set():
@@ -98,7 +98,7 @@ def run_loop(
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
                 handled: list[Outgoing] = []
-                for message in messages:  # its position is on every line that is logged meanwhile
+                for message in messages:  # every log line meanwhile has the message's position
                     with bound_contextvars(topic=message.topic, partition=message.partition, offset=message.offset):
                         handled += component.handle(message)
             ticked = list(component.tick())
@@ -128,7 +128,7 @@ def run_loop(
 
 
 def _undo(component: Component, writer: TransactionalWriter, stop: threading.Event, pause_s: float) -> None:
-    """Abort and rewind, as often as it takes while servers are unreachable."""
+    """Abort and rewind, repeatedly while servers are unreachable."""
     while not stop.wait(pause_s):
         with suppress(Unavailable):
             writer.abort()

@@ -1,4 +1,4 @@
-"""Creating a run's topics, and checking those that are there."""
+"""Creates a run's topics, and checks existing ones."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SESSION_S = 45.0
 
 
 class TopicDiffers(HeadraceError):
-    """A topic exists with settings that the run cannot live with."""
+    """A topic exists with other settings than the run needs."""
 
 
 def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replication: int = -1) -> list[str]:
-    """Create the topics that are missing; return their names. Raises TopicDiffers when one that is there differs.
+    """Create missing topics; return their names. Raises TopicDiffers if an existing topic differs.
 
-    The number of partitions is fixed for a run: a group's partition is its number modulo that, so another count would
-    send a second copy of a number past the dedupe that saw the first.
+    The number of partitions is fixed for a run: a group's partition is its number modulo this, so with another count a
+    second copy of a number would bypass the dedupe that saw the first.
     """
     wanted = {spec.name: spec for spec in specs}
     admin = get_admin(connection)
@@ -60,9 +60,9 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
 
 
 def require_partitions(connection: Connection, topic: str, wanted: int) -> None:
-    """Raise TopicDiffers unless a topic has as many partitions as its run began with; KafkaAway, KafkaRefused.
+    """Raise TopicDiffers unless a topic has its run's number of partitions. Also raises KafkaAway and KafkaRefused.
 
-    A component that went by a raised count would look for a number where it was never concluded.
+    With another count a component would look for a number on the wrong partition.
     """
     found = fetch_partitions(connection, topic)
     if found != wanted:
@@ -74,7 +74,7 @@ def _describe_count(topic: str, found: int, wanted: int) -> str:
 
 
 def advise_other_name(connection: Connection, topic: str) -> str:
-    """Return what is left to do where a topic of a run has another number of partitions."""
+    """Return the advice for a topic with another number of partitions."""
     run = topic.partition(".")[0]
     return (
         "The number is fixed for a run, and Kafka cannot lower it: begin a new run by `--set name=`; with the weights "
@@ -93,14 +93,14 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
         except Exception as error:
             cause = error.__cause__
             if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                continue  # another launcher was quicker
+                continue  # another launcher was faster
             raise
     _await_listed(admin, {spec.name for spec in missing})
     log.info("topics.created", count=len(missing))
 
 
 def delete_topics(connection: Connection, names: Iterable[str]) -> None:
-    """Delete those of the topics that are there. Raises KafkaAway or KafkaRefused."""
+    """Delete existing topics among these. Raises KafkaAway or KafkaRefused."""
     admin = get_admin(connection)
     found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
     there = [name for name in names if name in found]
@@ -112,7 +112,7 @@ def delete_topics(connection: Connection, names: Iterable[str]) -> None:
 
 
 def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
-    """Return the ids that Kafka gave topics when they were made (KIP-516): one made anew has another."""
+    """Return Kafka's ids of topics (KIP-516): a recreated topic has another id."""
     wanted = TopicCollection(list(names))
     futures = get_admin(connection).describe_topics(wanted, request_timeout=10)
     with translate_kafka_errors("describing topics"):
@@ -120,7 +120,7 @@ def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, s
 
 
 def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -> None:
-    """Wait until the broker lists topics that it has just made, or the next request finds them missing."""
+    """Wait until the broker lists new topics; before that, requests would find them missing."""
     end = time.monotonic() + patience_s
     while names - admin.list_topics(timeout=10).topics.keys():
         if time.monotonic() > end:
@@ -131,9 +131,9 @@ def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -
 
 
 def fetch_session_timeout_s(connection: Connection) -> float:
-    """Return after how many seconds of silence the cluster gives a member of a consumer group up.
+    """Return the consumer session time-out of the cluster in seconds.
 
-    Kafka's default where this client may not ask. Raises KafkaAway.
+    Returns Kafka's default if this client may not read settings. Raises KafkaAway.
     """
     admin = get_admin(connection)
     with translate_kafka_errors("listing brokers"):

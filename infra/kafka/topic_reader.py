@@ -1,4 +1,4 @@
-"""Reading topics without a group: by hand, from positions that the reader's owner keeps."""
+"""Reads topics without a consumer group, from given positions."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ def name_partition(partition_id: PartitionId) -> str:
 
 
 def name_offset(message: Message) -> str:
-    """Return where a message is: `topic[partition]@offset`."""
+    """Return a message's place: `topic[partition]@offset`."""
     return f"{name_partition((message.topic, message.partition))}@{message.offset}"
 
 
 class TopicReader:
-    """Follows partitions from given offsets, committed records only; positions are the owner's to keep.
+    """Follows partitions from given offsets, reading only committed records; the owner stores the positions.
 
     Args:
         connection: The cluster.
         positions: Next offset by (topic, partition); `find_whole_topics` makes them.
-        name: Shows in the broker's logs.
+        name: Name in the broker's logs.
     """
 
     def __init__(self, connection: Connection, positions: Mapping[PartitionId, int], name: str = "reader") -> None:
         self.connection = connection
         self.positions = dict(positions)
         self._ended: set[PartitionId] = set()
-        """Partitions that a fetch has found at their end."""
+        """Partitions whose end a fetch has reached."""
         self._topics = ", ".join(sorted({topic for topic, _ in self.positions}))
         run = self._topics.partition(".")[0]
         self._consumer = open_consumer(connection, name, run=run, enable_partition_eof=True)
         self._assign()
 
     def _assign(self) -> None:
-        # Plain offsets, also for 0: asking for the beginning by name costs half a second.
+        # Plain offsets, even for 0, because asking for the beginning by name costs half a second.
         partitions = [TopicPartition(t, p, offset) for (t, p), offset in self.positions.items()]
         with translate_kafka_errors("assigning partitions"):
             self._consumer.assign(partitions)
@@ -78,7 +78,7 @@ class TopicReader:
         self.close()
 
     def poll(self, most: int = 64, timeout_s: float = 0.1) -> list[Message]:
-        """Return up to `most` records, as soon as there are any; none after the timeout. Positions move past them."""
+        """Return up to `most` records as soon as there are some; none after the timeout. Positions move past them."""
         found: list[Message] = []
         outside: set[PartitionId] = set()
         batch = self._consumer.consume(most, 0)
@@ -90,7 +90,7 @@ class TopicReader:
                 found.append(message_of(raw))
                 self.positions[found[-1].topic, found[-1].partition] = found[-1].offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                # An end of partition also covers markers that no record shows.
+                # An end of partition also accounts for markers, which are not returned.
                 partition_id = (raw.topic() or "", raw.partition() or 0)
                 self.positions[partition_id] = max(self.positions[partition_id], raw.offset() or 0)
                 self._ended.add(partition_id)
@@ -103,7 +103,7 @@ class TopicReader:
         return found
 
     def _reenter(self, outside: set[PartitionId]) -> None:
-        """Go to the first record that there is where earlier ones were deleted. Raises LogTruncated."""
+        """Go to the first existing record of partitions whose earlier records were deleted. Raises LogTruncated."""
         positions = {partition_id: self.positions[partition_id] for partition_id in outside}
         refuse_lost_tail(self.connection, positions)
         for partition_id, begin in fetch_begin_offsets(self.connection, positions).items():
@@ -111,9 +111,9 @@ class TopicReader:
         self._assign()
 
     def read_until(self, ends: Mapping[PartitionId, int], timeout_s: float = 60) -> Iterator[Message]:
-        """Yield records until every position has passed its end, waiting for transactions that are still open.
+        """Yield records until every position has passed its end; wait for open transactions.
 
-        Raises KafkaAway when that takes longer than the timeout without any progress.
+        Raises KafkaAway after `timeout_s` without progress.
         """
         yield from self._read_while(
             lambda: any(self.positions[partition_id] < end for partition_id, end in ends.items()), ends, timeout_s
@@ -135,11 +135,11 @@ class TopicReader:
             yield from found
 
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
-        """Yield records up to the high watermarks of this moment, open transactions included: an exact restore.
+        """Yield records up to the current high watermarks, including open transactions, for an exact restore.
 
-        A fetch of every partition must have reached its end too, or have returned it: on a topic that is written all
-        the time none reaches it. Asking for the end was seen to give a wrong answer just after a broker's restart, and
-        whoever takes an empty past for the truth begins anew a run that exists.
+        In addition a fetch of every partition must have reached or returned its end (on a busy topic no fetch reaches
+        it). A request for the end can give a wrong answer just after a broker's restart (seen), and a component that
+        believes in an empty history would restart an existing run from nothing.
         """
         ends = fetch_end_offsets(self.connection, self.positions)
         unmet = set(ends)
@@ -155,26 +155,26 @@ class TopicReader:
         return self._read_while(has_more, ends, timeout_s)
 
     def _find_cached_high_watermark(self, partition_id: PartitionId) -> int | None:
-        """Return the high watermark that the newest fetch of a partition returned; None while the client has none.
+        """Return the high watermark of a partition's newest fetch; None if the client has none.
 
-        It was seen to have none, minutes after it had read a partition to its end.
+        The client may have none even minutes after it read a partition to its end (seen).
         """
         marks = self._consumer.get_watermark_offsets(TopicPartition(*partition_id), cached=True)
         return marks[1] if marks and marks[1] >= 0 else None
 
     def ends(self) -> dict[PartitionId, int]:
-        """Return the high watermarks of this moment."""
+        """Return the current high watermarks."""
         return fetch_end_offsets(self.connection, self.positions)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the consumer."""
         self._consumer.close()
 
 
 def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int]) -> None:
-    """Refuse to read on where a log ends before the next offset: what was read there before is no longer in it.
+    """Raise LogTruncated if a log ends before the next offset to read: records read before are lost.
 
-    An end that a broker gives while it starts may be too low, so it gets some seconds. Raises LogTruncated.
+    A starting broker may report a too low end, so it gets some seconds.
     """
     patience = time.monotonic() + SETTLING_S
     while True:
@@ -196,7 +196,7 @@ def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int
 def find_whole_topics(
     connection: Connection, topics: Iterable[str], given: Mapping[PartitionId, int] | None = None
 ) -> dict[PartitionId, int]:
-    """Return positions of all partitions of these topics: those given, else the beginning."""
+    """Return positions for all partitions of these topics: the given ones, else the beginning."""
     known = given or {}
     return {
         (topic, partition): known.get((topic, partition), 0)
@@ -206,13 +206,13 @@ def find_whole_topics(
 
 
 def read_all(connection: Connection, topics: Iterable[str]) -> Iterator[Message]:
-    """Yield every committed record of these topics, up to their ends at this moment."""
+    """Yield every committed record of these topics up to their current ends."""
     with TopicReader(connection, find_whole_topics(connection, topics)) as reader:
         yield from reader.catch_up()
 
 
 def read_partition(connection: Connection, partition_id: PartitionId) -> Iterator[Message]:
-    """Yield every committed record of a partition, up to its end at this moment."""
+    """Yield every committed record of a partition up to its current end."""
     with TopicReader(connection, {partition_id: 0}) as reader:
         yield from reader.catch_up()
 
@@ -226,7 +226,7 @@ def read_range(connection: Connection, partition_id: PartitionId, begin: int, en
 
 
 def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, Collection[int]]) -> Iterator[Message]:
-    """Yield the committed records at some offsets of a topic, those that there are, in order by partition."""
+    """Yield the existing committed records at some offsets of a topic, in order by partition."""
     wanted = {(topic, partition): some for partition, some in offsets.items() if some}
     last = fetch_end_offsets(connection, wanted)
     with TopicReader(connection, {partition_id: min(some) for partition_id, some in wanted.items()}) as reader:
@@ -238,11 +238,11 @@ def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, Colle
 
 
 def read_key(connection: Connection, partition_id: PartitionId, key: bytes) -> Iterator[Message]:
-    """Yield the committed records of one key on a partition, which is read as a whole: nothing indexes keys."""
+    """Yield the committed records of one key; this reads the whole partition, because keys have no index."""
     with TopicReader(connection, {partition_id: 0}) as reader:
         yield from (message for message in reader.catch_up() if message.key == key)
 
 
 def read_one(connection: Connection, partition_id: PartitionId, offset: int) -> Message | None:
-    """Return the record at an offset; None when it is not there, or was not committed."""
+    """Return the record at an offset; None if it does not exist or was not committed."""
     return next((m for m in read_range(connection, partition_id, offset, offset + 1) if m.offset == offset), None)

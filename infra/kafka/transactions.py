@@ -41,14 +41,14 @@ from headrace.infra.process.signals import MustRestart
 log = structlog.get_logger()
 
 MOST_BATCH_BYTES = 8 << 20
-"""Record in one transaction, but for a single record that is larger."""
+"""Most bytes in one transaction, except for a single larger record."""
 CALL_S = 5.0
-"""How long one call to the coordinator waits before it is asked again."""
+"""Seconds that one call to the coordinator waits before it is repeated."""
 CALL_STUCK_S = 12.0
-"""A call that has not returned after so long never will."""
+"""Seconds after which a call counts as stuck for ever."""
 WATCH_EVERY_S = 1.0
 STUCK_EXIT = os.EX_TEMPFAIL
-"""The supervisor takes it for no failure."""
+"""Exit code of a stuck process, which the supervisor does not count as a failure."""
 TOPIC_LOOK_EVERY_S = 1.0
 PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 """Reports of records that were dropped because of another record."""
@@ -57,18 +57,18 @@ REMEDIES = {
     KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
     KafkaError.INVALID_TIMESTAMP: "widen the topic's message.timestamp.before.max.ms and .after.max.ms",
 }
-"""What to change for errors of REFUSED; for the others, OTHERWISE."""
+"""Remedies for errors of REFUSED; for other errors see OTHERWISE."""
 OTHERWISE = "correct the topic's limits or the rights of this client"
 LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
-"""Client and broker disagree on the transaction, as after a black hole that swallowed the broker's answers."""
+"""Client and broker disagree on the transaction, for instance after lost answers of the broker."""
 
 
 class Aborted(Unavailable):
-    """The transaction was aborted: nothing of it happened, and memory that ran ahead of it must be rebuilt."""
+    """The transaction was aborted: none of it happened, and memory changed meanwhile must be rebuilt."""
 
 
 class HasValue(Protocol):
-    """What is written with its bytes."""
+    """An object with the bytes of a record's value."""
 
     @property
     def value(self) -> bytes:
@@ -80,7 +80,7 @@ Valued = TypeVar("Valued", bound=HasValue)
 
 
 def split_into_transactions(records: Iterable[Valued], most: int) -> Iterator[list[Valued]]:
-    """Yield records in pieces that a transaction can hold: `most` of them, of some MiB."""
+    """Yield records in pieces for one transaction each: at most `most` records and some MiB."""
     batch: list[Valued] = []
     size = 0
     for record in records:
@@ -102,38 +102,37 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """How far a consumer group is, as one of its members commits it."""
+    """A consumer group's positions, as a member commits them."""
 
     positions: list[TopicPartition]
     """Next offsets, with the metadata that a restore reads."""
     member: Any
-    """The group's metadata, of the poll that returned the records: the broker refuses those of an older epoch."""
+    """The group's metadata from the poll that returned the records: the broker refuses an older epoch."""
 
 
 class TransactionalWriter:
     """Writes records and consumer offsets all at once or not at all (KIP-98, KIP-447).
 
-    Every method raises Aborted when nothing of the transaction happened, KafkaRefused when nothing of it happened and
-    nothing would if it were tried again (as for a topic that is gone for GONE_S), MustRestart when this producer can
-    write no more, and Fenced when another process has taken over the transactional id. A commit is asked for until its
-    outcome is known.
+    Every method raises Aborted if the transaction did not happen; KafkaRefused if it did not happen and a retry is
+    useless (for instance a topic is missing for GONE_S); MustRestart if this producer can no longer write; and Fenced
+    if another process has taken over the transactional id. A commit is repeated until its result is known.
 
     Args:
         connection: The cluster.
-        transactional_id: An earlier holder is fenced, and its open transaction aborted.
-        topics: All that may be written to. Where a transaction of this id hangs, it is ended first
-            (`_abort_hanging_transactions`).
+        transactional_id: The id to take over: an earlier holder is fenced, and its open transaction aborted.
+        topics: All topics to which it may write. A hanging transaction of this id is ended first
+        (`_abort_hanging_transactions`).
     """
 
     def __init__(self, connection: Connection, transactional_id: str, topics: Iterable[str] = ()) -> None:
         self.transactional_id = transactional_id
         self.component = transactional_id.split(".")[1] if "." in transactional_id else transactional_id
-        """The component in `<run>.<component>...`, with which its failpoints begin."""
+        """The component in `<run>.<component>...`, which is the prefix of its failpoints."""
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf
         self._failure: tuple[KafkaError, Outgoing] | None = None
-        """The first record of the transaction that was not delivered, and why."""
+        """The first undelivered record of the transaction, and why."""
         self._called_at, self._calling = math.inf, ""
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
@@ -144,12 +143,12 @@ class TransactionalWriter:
             raise
 
     def _abort_hanging_transactions(self, partition_ids: list[tuple[str, int]]) -> None:
-        """Write to partitions that are held back, and abort, so that a transaction that hangs there ends as aborted.
+        """Write to held-back partitions, and abort, so that a hanging transaction there ends as aborted.
 
-        A coordinator that aborts a transaction while its broker is starting has no leader yet for its partitions,
-        takes them for deleted, and leaves them without a marker (seen with Kafka 4.3). Readers then wait for ever, and
-        worse: the next marker of this producer, a commit, would commit what was aborted. Where the transaction is
-        another producer's, and goes on, this does no harm.
+        A coordinator that aborts a transaction while its broker is starting has no leader for the partitions yet,
+        treats them as deleted, and writes no marker (seen with Kafka 4.3). Then readers wait for ever, and worse, the
+        next commit marker of this producer would commit the aborted records. If the transaction belongs to another,
+        running producer, this does no harm.
         """
         if not partition_ids:
             return
@@ -161,16 +160,16 @@ class TransactionalWriter:
                 self.produce(Outgoing(topic, b"", b"swept", partition=partition) for partition in partitions)
                 self.flush()
                 self.abort()
-            except KafkaRefused as error:  # without the right to write there, nothing of ours can hang there
+            except KafkaRefused as error:  # without the right to write there, no own transaction can hang there
                 log.warning("transaction.not_swept", transactional_id=self.transactional_id, why=str(error))
             else:
                 log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
 
     def _watch(self) -> None:
-        """End the process when a call hangs past its own timeout, as librdkafka's was seen to for ten minutes.
+        """End the process if a call hangs beyond its timeout, as librdkafka's calls sometimes do (seen: ten minutes).
 
-        It is mostly the sending of offsets after a broker's restart, whose timeout nobody looks at (librdkafka #5456).
-        Nothing is lost by it: the transaction aborts at the broker, and the successor begins from what is committed.
+        Usually it is the sending of offsets after a broker's restart, whose timeout librdkafka ignores (librdkafka
+        #5456). Nothing is lost: the broker aborts the transaction, and the successor continues from the last commit.
         """
         while not self._closed.wait(WATCH_EVERY_S):
             if time.monotonic() - self._called_at > CALL_STUCK_S:
@@ -199,7 +198,7 @@ class TransactionalWriter:
             if error is None:
                 ticket.offset = raw.offset() or 0
             elif self._failure is None or self._failure[0].code() in PURGED:
-                self._failure = error, record  # a refused record has those after it purged, and they may report first
+                self._failure = error, record  # later records are purged after a refused one, and may be reported first
 
         def hand_over() -> None:
             self._producer.produce(
@@ -221,7 +220,7 @@ class TransactionalWriter:
                 return ticket
 
     def flush(self) -> None:
-        """Wait until every record has its offset. Asked before sending offsets, it saves 100 ms of back-off."""
+        """Wait until every record has its offset. Called before sending offsets, it saves 100 ms of back-off."""
         try:
             while self._guard(lambda: self._producer.flush(CALL_S), "delivering records"):
                 log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
@@ -232,7 +231,7 @@ class TransactionalWriter:
         reach(f"{self.component}.produced")
 
     def send_offsets(self, offsets: GroupOffsets) -> None:
-        """Add a consumer group's positions; refused when the member's epoch is not the group's any more."""
+        """Add a consumer group's positions; the broker refuses them if the member's epoch is outdated."""
         self._guard(
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
             "sending offsets",
@@ -240,7 +239,7 @@ class TransactionalWriter:
         reach(f"{self.component}.offsets_sent")
 
     def commit(self) -> None:
-        """Make all of it happen."""
+        """Commit the transaction."""
         self.flush()
         reach(f"{self.component}.committing")
         self._guard(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
@@ -248,14 +247,14 @@ class TransactionalWriter:
         reach(f"{self.component}.committed")
 
     def abort(self) -> None:
-        """Make none of it happen; nothing to do when no transaction is open."""
+        """Abort the open transaction, if there is one."""
         if self._open:
             self._open = False
             self._producer.purge(in_queue=True, in_flight=False)
             self._guard(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
 
     def close(self) -> None:
-        """Abort what is open and leave; it never hides the error on account of which one leaves."""
+        """Abort an open transaction and close the producer; it never hides an earlier error."""
         try:
             self.abort()
         except HeadraceError as error:
@@ -271,7 +270,7 @@ class TransactionalWriter:
                 return call()
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
-                if cause.code() == KafkaError._FATAL and self._open:  # noqa: SLF001 - of a call before this one
+                if cause.code() == KafkaError._FATAL and self._open:  # noqa: SLF001 - of an earlier call
                     self._raise_fatal(error, doing)
                 is_fenced, is_fatal = isinstance(translate_error(error, doing), Fenced), cause.fatal()
                 if is_fatal and is_fenced:
@@ -293,7 +292,7 @@ class TransactionalWriter:
                 self._called_at = math.inf
 
     def _raise_fatal(self, error: Exception, doing: str) -> NoReturn:
-        """Raise why the client can write no more: its next call knows, the one that met it does not."""
+        """Raise the client's fatal error, which only its next call reports."""
         self._open = False
         self._guard(lambda: self._producer.abort_transaction(CALL_S), doing)
         raise Aborted(f"{doing}: the Kafka client failed; the transaction was aborted") from error
@@ -303,12 +302,12 @@ class TransactionalWriter:
         return self._end_error(str(translate_error(error, doing)))
 
     def _end_error(self, why: str) -> Fenced:
-        """Return the error of a producer that can write no more, by how long its transaction was open."""
+        """Return the error of a producer that can no longer write, by how long its transaction was open."""
         too_long = time.monotonic() - self._begun_at > TRANSACTION_TIMEOUT_MS / 1000
         return (Overdue if too_long else Fenced)(why)
 
     def _abort(self, error: KafkaException, doing: str) -> None:
-        """Abort, and raise what that means: Aborted where another try may succeed, KafkaRefused where none can."""
+        """Abort, and raise Aborted if a retry may succeed, else KafkaRefused."""
         self.abort()
         cause: KafkaError = error.args[0]
         if cause.code() in REFUSED:
@@ -319,10 +318,10 @@ class TransactionalWriter:
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 
     def _raise_undelivered(self, cause: KafkaError, record: Outgoing) -> None:
-        """Abort for a record that was not delivered, and raise what that means.
+        """Abort because of an undelivered record, and raise the matching error.
 
-        A broker that has lost the topic says nothing of it: the record times out, and the abort may be refused as that
-        of a fenced producer.
+        A broker that has lost the topic does not say so: the record times out, and the abort may be refused as if the
+        producer were fenced.
         """
         doing = f"delivering {_name_record(record)}"
         try:
@@ -335,11 +334,11 @@ class TransactionalWriter:
             raise
 
     def _wait_for_topic(self, record: Outgoing) -> bool:
-        """Wait for the topic of a record while Kafka answers, GONE_S at most; return False if it stays away."""
+        """Wait at most GONE_S for the topic of a record while Kafka answers; return False if it stays missing."""
         begun, said = time.monotonic(), False
         while True:
             try:
-                topics = self._producer.list_topics(timeout=CALL_S).topics  # naming one might make it anew
+                topics = self._producer.list_topics(timeout=CALL_S).topics  # a request by name might recreate it
             except KafkaException:
                 return True
             if record.topic in topics and (record.partition < 0 or record.partition in topics[record.topic].partitions):

@@ -1,4 +1,4 @@
-"""Starting a process that cannot outlive this one, and ending many at once."""
+"""Starts processes that cannot outlive this one, and ends many at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = (sys.executable, "-P")
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
-# Runs before the program in its own process. Safe where a preexec_fn is not (it may deadlock in a process with
+# Runs before the program in its own process. Unlike a preexec_fn it is safe (that may deadlock in a process with
 # threads). The signal survives exec.
 _DIE_WITH_PARENT = """
 import ctypes, os, sys
@@ -35,17 +35,17 @@ os.execve(sys.argv[3], sys.argv[3:], os.environ)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies; only Linux can."""
+    """Let the kernel kill this process when its parent dies (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 class ChildProcess(Protocol):
-    """A child of this process, however it was started."""
+    """A child of this process, started in any way."""
 
     @property
     def pid(self) -> int:
-        """Its process id, its own until it is waited for."""
+        """Its process id, valid until it is waited for."""
 
     def wait(self) -> int:
         """Wait for its end; return its exit code, negative for a signal."""
@@ -60,15 +60,15 @@ class ChildCommand:
     log: Path
     """Takes standard output and standard error."""
     death_signal: signal.Signals = signal.SIGKILL
-    """What the kernel sends at our death."""
+    """Signal that the kernel sends at the death of this process."""
     folder: Path | None = None
-    """Working directory of the command; None for our own."""
+    """Working directory of the command; None for this process's."""
     stdin: int = subprocess.DEVNULL
     """A file descriptor, or nothing to read."""
 
 
 def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own: Ctrl-C is for the launcher, which stops the others in order.
+    """Start a process in a new session, so that Ctrl-C reaches only the launcher, which stops the others in order.
 
     Call it from a thread that lives at least as long as the child: the kernel sends the parent-death signal when the
     *thread* that forked ends. Raises OSError.
@@ -87,7 +87,7 @@ def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
 
 
 def spawn_from_own_thread(child: ChildCommand) -> subprocess.Popen[bytes]:
-    """`spawn` from a thread that lives as long as the child does, for a caller that may not. Raises OSError."""
+    """`spawn` from a new thread that lives as long as the child, for a thread that may end sooner. Raises OSError."""
     spawned: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
     def spawn_and_wait() -> None:
@@ -107,13 +107,13 @@ def spawn_from_own_thread(child: ChildCommand) -> subprocess.Popen[bytes]:
 
 
 def wait_without_reaping(pid: int) -> None:
-    """Return when a child has ended, while its pid still is its own and /proc still has what it used."""
+    """Wait until a child has ended, without reaping it, so that its pid and its /proc data stay valid."""
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child has ended; it stays unreaped."""
+    """Return whether a child has ended, without reaping it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
@@ -121,9 +121,9 @@ def has_ended(pid: int) -> bool:
 
 
 def end_all(pids: Iterable[int], timeout_s: float) -> list[int]:
-    """SIGTERM to all, up to `timeout_s` for them to end, SIGKILL to their whole sessions; return who was killed.
+    """Send SIGTERM to all, wait up to `timeout_s`, send SIGKILL to their sessions; return the killed pids.
 
-    Half-way the signal comes again: a component that has not stopped by then ends at once.
+    Half-way the signal is sent again, which makes a component end at once.
     """
     left = list(pids)
     for _ in range(2):
@@ -140,7 +140,7 @@ def end_all(pids: Iterable[int], timeout_s: float) -> list[int]:
 
 
 def kill_session(pid: int) -> None:
-    """SIGKILL to a child and to all that it started and that stayed in its process group."""
+    """Send SIGKILL to a child and to all processes in its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -148,10 +148,10 @@ def kill_session(pid: int) -> None:
 def build_child_environment(
     environment: Mapping[str, str], torch_processes: int, cores: int | None = None
 ) -> dict[str, str]:
-    """Return the environment of components: threads are set before any import, and bytecode is kept.
+    """Return the environment of components: numbers of threads, set before any import, and cached bytecode.
 
-    Two torch processes with two threads each on two cores are six times slower than with one each: OpenMP's threads
-    spin while they wait. Set only where the user has not set them.
+    On two cores, two torch processes with two threads each are six times slower than with one thread each, because
+    waiting OpenMP threads spin. Variables set by the user stay unchanged.
     """
     count = cores or len(os.sched_getaffinity(0))
     threads = str(max(1, count // max(1, torch_processes)))

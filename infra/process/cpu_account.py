@@ -1,4 +1,4 @@
-"""CPU seconds by name and by what the threads are for, from /proc, over restarts and ended threads."""
+"""CPU seconds by process name and kind of thread, from /proc, over restarts and ended threads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ThreadTime:
     name: str
     ticks: int
     started: int
-    """Start of the process in ticks since boot: distinguishes it from a later one of the same pid."""
+    """Start of the process in ticks since boot; distinguishes it from a later process with the same pid."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What one name used."""
+    """CPU time of one name."""
 
     process: dict[tuple[int, int], int] = field(default_factory=dict)
     """(pid, start) to ticks of the whole process, ended threads included."""
@@ -34,7 +34,7 @@ class Usage:
 
 
 class CpuAccount:
-    """Adds up what processes used. Sample each about once a second, and once more when it has ended, unreaped."""
+    """Adds up CPU time of processes. Sample each about once a second, and once after its end before reaping."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
@@ -42,7 +42,7 @@ class CpuAccount:
         self._usage: defaultdict[str, Usage] = defaultdict(Usage)
 
     def sample(self, name: str, pid: int) -> None:
-        """Take in what a process has used by now; one that is gone is passed over."""
+        """Take in the CPU time of a process; ignore a process that is gone."""
         process = read_stat(self._proc / str(pid) / "stat")
         if process is None:
             return
@@ -62,7 +62,7 @@ class CpuAccount:
         return [(thread, time) for thread, time in found if time is not None]
 
     def seconds(self) -> dict[str, dict[str, float]]:
-        """Return name to `process` and, as a part of it, `librdkafka`, in CPU seconds."""
+        """Return CPU seconds by name: of `process` and, as a part of it, `librdkafka`."""
         with self._lock:
             return {
                 name: {

@@ -1,6 +1,6 @@
-"""How one of several processes failed, for their supervisor: torchrun ends with 1 whatever its processes ended with.
+"""Reports how one of several processes failed to their supervisor, because torchrun always exits with 1.
 
-The supervisor names a file in the environment. Who fails first writes it, as the others fail because of that.
+The supervisor names a file in the environment. The first failing process writes it; others fail because of the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.infra.errors import HeadraceError
 from headrace.infra.process.log_lines import ERROR_MARK, read_lines
 
 FAILED = 1
-"""Exit code of a process that Python ends with a traceback."""
+"""Exit code of a Python process that ends with a traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class EndReport:
 
     exit_code: int
     lines: list[str]
-    """What it said last: an error with its mark, or a traceback."""
+    """Its last output: an error with its mark, or a traceback."""
 
 
 @contextmanager
 def report_failure() -> Iterator[None]:
-    """Report the error that leaves the block, which then ends this process, to the supervisor that asks for it."""
+    """Report an error that leaves the block and ends this process to the supervisor, if it wants a report."""
     try:
         yield
     except HeadraceError as error:
         report_end(error.exit_code, f"{ERROR_MARK}{error}")
         raise
     except SystemExit as ended:
-        if ended.code:  # a process whose work is done leaves by 0
+        if ended.code:  # a finished process exits with 0
             report_end(ended.code if isinstance(ended.code, int) else FAILED, traceback.format_exc())
         raise
     except Exception:
@@ -46,13 +46,13 @@ def report_failure() -> Iterator[None]:
 
 
 def report_end(exit_code: int, said: str) -> None:
-    """Write how this process ends, unless nobody asks for it or another process was first; a full disk loses it."""
+    """Write how this process ends, if the supervisor wants it and no other process was first; ignore a full disk."""
     if named := read_environment(END_REPORT_VARIABLE):
         with suppress(OSError), Path(named).open("x", encoding="utf-8", errors="replace") as file:
             file.write(f"{exit_code}\n{said}\n")
 
 
 def read_end(path: Path) -> EndReport | None:
-    """Return what was reported; None if nothing was."""
+    """Return the report; None if there is none."""
     code, *lines = read_lines(path, 0) or [""]
     return EndReport(int(code), lines) if code.isdecimal() else None

@@ -1,4 +1,4 @@
-"""The launcher's side of the fork server: start it, have it fork components, end it."""
+"""The launcher's side of the fork server: starts it, lets it fork components, and ends it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headrace.infra.process.child_process import PYTHON, ChildCommand, spawn
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
 
 IMPORT_S = 90.0
-"""How long imports may take, on a busy machine."""
+"""Most seconds for imports, on a busy machine."""
 FORK_S = 10.0
 PR_SET_CHILD_SUBREAPER = 36
 """Option of prctl(2)."""
 
 
 class ForkedProcess:
-    """A component that the fork server forked: a child of this process, as one that it started itself."""
+    """A component that the fork server forked; it is a child of this process, like a program started here."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -37,30 +37,30 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """One fork server, for any number of threads. Constructing starts nothing.
+    """One fork server, usable from any number of threads. The constructor starts nothing.
 
-    When it dies it stays dead: what is started later is started as a program of its own, as without it.
+    If it dies it is not restarted: later components are started as separate programs.
 
     Args:
-        environment: What it, and so every fork, gets.
-        log: Takes its output.
+        environment: Environment of the server, and so of every fork.
+        log: File for its output.
     """
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self._environment = environment
         self._log = log
         self._lock = threading.Lock()
-        """Over requests: one at a time."""
+        """Guards requests: only one at a time."""
         self._line: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._waiter: threading.Thread | None = None
         self._imported: set[str] = set()
         self._preparation: ForkRequest | None = None
-        """What is to be sent before the next component."""
+        """Preparations to send before the next component."""
 
     @property
     def pid(self) -> int | None:
-        """The process, for as long as it runs."""
+        """The process id, while it runs."""
         return self._server.pid if self._server is not None and self._server.returncode is None else None
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class ForkServer:
         self._line = ours
 
     def _spawn(self, command: ChildCommand) -> None:
-        """Start it from a thread that waits for it, as `spawn` wants; so it is reaped whenever it ends."""
+        """Start it from a thread that waits for it, as `spawn` requires, so that it is reaped when it ends."""
         spawned: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
         def spawn_and_wait() -> None:
@@ -92,7 +92,7 @@ class ForkServer:
         self._server = server
 
     def import_early(self, names: Sequence[str]) -> None:
-        """Have the fork server import modules, without waiting. If one cannot be imported, the first `fork` fails."""
+        """Let the fork server import modules, without waiting. If an import fails, the first `fork` fails."""
 
         def import_them() -> None:
             with self._lock, suppress(CannotFork):
@@ -101,14 +101,14 @@ class ForkServer:
         threading.Thread(target=import_them, name="fork-server-imports", daemon=True).start()
 
     def prepare(self, environment: Mapping[str, str], log: Path) -> None:
-        """Add to the environment, and log to another file, before the next component is forked; this waits for nothing.
+        """Add variables and change the log file before the next component is forked; does not wait.
 
-        What was imported before has read its variables already.
+        Modules imported earlier have already read their variables.
         """
         self._preparation = ForkRequest(environment=environment, log=str(log))
 
     def fork(self, request: ForkRequest) -> ForkedProcess:
-        """Return a new process, as the request has it. Raises CannotFork: then nothing of it has begun."""
+        """Fork a process as requested. Raises CannotFork if it did not begin."""
         with self._lock:
             self._send_preparation()
             self._have_imported(request.imports)
@@ -135,13 +135,13 @@ class ForkServer:
         if not missing:
             return
         reply = self._ask(ForkRequest(missing), IMPORT_S)
-        if "error" in reply:  # what is imported stays so: it would refuse every request
+        if "error" in reply:  # the modules stay imported, so it would refuse every request
             self._end()
             raise CannotFork(reply["error"])
         self._imported.update(missing)
 
     def _ask(self, request: ForkRequest, patience_s: float) -> dict[str, Any]:
-        """Return the answer to a request. Raises CannotFork when there is none: then the server is ended."""
+        """Return the answer to a request. Raises CannotFork without an answer, and ends the server."""
         if self._line is None:
             raise CannotFork("there is no fork server")
         try:
@@ -150,7 +150,7 @@ class ForkServer:
             reply = _read_line(self._line)
             why = "" if reply else "the fork server has ended"
         except TimeoutError:
-            # Nothing comes in after this, so whatever answers later ends, and has not begun.
+            # The line is closed, so a fork that answers later cannot report, and ends before it begins.
             self._line.shutdown(socket.SHUT_RD)
             reply, why = _read_line(self._line), f"the fork server did not answer within {patience_s:g} s"
         except OSError as error:
@@ -174,14 +174,14 @@ class ForkServer:
             self._waiter.join()
 
     def stop(self) -> None:
-        """End the process, if need be in the middle of a request, which then fails. It holds nothing that is lost."""
+        """End the process, even during a request, which then fails. Nothing is lost."""
         self._kill()
         with self._lock:
             self._end()
 
 
 def _read_line(line: socket.socket) -> bytes:
-    """Return the next line; what there is of it when the other end has hung up. Raises OSError."""
+    """Return the next line, or a partial line if the other end has hung up. Raises OSError."""
     reply = b""
     while not reply.endswith(b"\n"):
         part = line.recv(4096)
@@ -193,9 +193,9 @@ def _read_line(line: socket.socket) -> bytes:
 
 @contextmanager
 def _adopt_orphans() -> Iterator[None]:
-    """Have the kernel make orphans below this process its children, as long as the block lasts.
+    """Let the kernel give orphaned descendants to this process as children, during the block.
 
-    No longer: what a component leaves behind when it dies is init's, which reaps it.
+    After the block, leftovers of a dead component go to init, which reaps them.
     """
     _set_subreaper(on=True)
     try:

@@ -1,16 +1,16 @@
-"""The fork server of `headrace up`: a process that imports what is slow to import, once, and forks every component.
+"""The fork server of `headrace up`: a process that does slow imports once, and forks every component.
 
-Importing torch and transformers costs each process some seconds of a core, and a component that was killed waits for
-them before it works again. A fork has them at once, and shares their memory until it writes to it.
+Importing torch and transformers costs each process some CPU seconds, also when a killed component is restarted. A fork
+has these modules at once, and shares their memory until it writes to it.
 
-Forking is safe in a process of one thread alone: locks that another thread held would be held for ever in the child.
-So nothing here starts a thread, a Kafka client or a CUDA context, threads are counted before every fork, and with more
-than one it refuses: the launcher then starts the component as a program of its own.
+Forking is safe only in a process with one thread: locks held by another thread would stay locked in the child. So
+nothing here starts a thread, a Kafka client or a CUDA context. Threads are counted before every fork; with more than
+one the server refuses, and the launcher starts the component as a separate program.
 
-A component is the launcher's own child, not this process's: it is forked twice, and what is between ends at once, so
-that the kernel gives it to the launcher, which asked for that (PR_SET_CHILD_SUBREAPER). So the launcher waits for it,
-sees its exit code and kills it as one that it started itself; the kernel kills it when the launcher dies; and this
-process may be killed at any time without a component noticing. `fork_client.py` is the launcher's side.
+A component becomes a child of the launcher, not of this process. It is forked twice, and the process in between ends at
+once, so the kernel gives the component to the launcher, which is a subreaper (PR_SET_CHILD_SUBREAPER). So the launcher
+can wait for it, read its exit code and kill it; the kernel kills it when the launcher dies; and this process may be
+killed at any time without effect on components. `fork_client.py` is the launcher's side.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class CannotFork(Exception):
-    """Why a component has to be started in another way."""
+    """A component cannot be forked, and must be started as a program; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What the launcher asks for: a component, or no more than what it will need."""
+    """A request of the launcher: to fork a component, or only to prepare for it."""
 
     imports: Sequence[str] = ()
-    """Modules of which everything is imported before anything is forked."""
+    """Modules to import before the fork."""
     name: str = ""
-    """What to call the process; empty for what only prepares this one."""
+    """Name of the process; empty for a request that only prepares the server."""
     command: Sequence[str] = ()
-    """`python … -m module words …`: what the component is, as the list of processes shows it."""
+    """`python … -m module words …`: the component's command, as shown in the list of processes."""
     log: str = ""
-    """Takes standard output and standard error."""
+    """File for standard output and standard error."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are set before the imports, here and so in every later fork."""
+    """Variables to set before the imports, here and so in every later fork."""
 
     def line(self) -> bytes:
         """Return the request as one line."""
@@ -63,22 +63,22 @@ class ForkRequest:
 
 
 def main() -> None:
-    """Serve the launcher, whose pid is the argument, at the other end of standard input; in a fork, be the component.
+    """Serve the launcher (its pid is the argument) over standard input; in a fork, run the component.
 
-    The component begins here, and not where it was forked, so that it ends as any program does.
+    The component begins here, not at the place of the fork, so that it ends like any program.
     """
-    setproctitle.getproctitle()  # it finds the memory of the title as long as no variable has been set
+    setproctitle.getproctitle()  # it can find the title's memory only before variables are set
     launcher = socket.socket(fileno=0)
     request = serve(launcher, int(sys.argv[1]))
     if request is None:
-        os._exit(0)  # taking apart all that was imported would take a while
+        os._exit(0)  # a normal exit would take time to tear down the imported modules
     module, *words = request.command[request.command.index("-m") + 1 :]
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def serve(launcher: socket.socket, launcher_pid: int) -> ForkRequest | None:
-    """Carry out requests until the launcher is gone. Returns None then, and in every fork its request."""
+    """Serve requests until the launcher is gone; then return None. In each fork return its request."""
     gc.disable()  # there is nothing to collect: modules stay
     with launcher.makefile("rb") as requests:
         for line in requests:
@@ -102,12 +102,12 @@ def serve(launcher: socket.socket, launcher_pid: int) -> ForkRequest | None:
 
 
 def answer(launcher: socket.socket, **reply: Any) -> None:
-    """Report to the launcher how it went. Raises OSError when it does not listen any more."""
+    """Report the result to the launcher. Raises OSError if it no longer listens."""
     launcher.sendall(json.dumps(reply).encode() + b"\n")
 
 
 def log_to(path: str) -> None:
-    """Have standard output and standard error go to a file from now on. Raises OSError."""
+    """Redirect standard output and standard error to a file. Raises OSError."""
     said = os.open(path, LOG_FLAGS, 0o666)
     for there in (1, 2):
         os.dup2(said, there)
@@ -115,26 +115,26 @@ def log_to(path: str) -> None:
 
 
 def import_all(names: Sequence[str]) -> None:
-    """Import what is not yet imported. Raises CannotFork when that cannot be, or has started a thread."""
+    """Import missing modules. Raises CannotFork if an import fails or has started a thread."""
     missing = [name for name in names if name not in sys.modules]
     for name in missing:
         try:
             importlib.import_module(name)
-        except Exception as error:  # the component will tell it better
+        except Exception as error:  # the component itself will report it better
             raise CannotFork(f"importing {name} failed: {error!r}") from error
     if missing:
-        gc.freeze()  # or every collection of a child would look at all this, and copy its pages
+        gc.freeze()  # otherwise each child's garbage collection would touch, and so copy, all these pages
     if others := find_other_threads():
         raise CannotFork(f"the imported modules have started threads: {', '.join(others)}")
 
 
 def find_other_threads(tasks: Path = TASKS) -> list[str]:
-    """Return the names of this process's threads but the main one, as the kernel knows them."""
+    """Return the kernel's names of this process's threads, except the main thread."""
     return [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
 
 
 def fork_twice(name: str) -> int:
-    """Fork a process whose parent ends at once; return the pid of that parent in it, and 0 here.
+    """Fork a process whose parent ends at once; return 0 here, and in the new process the pid of that parent.
 
     Raises CannotFork and OSError.
     """
@@ -156,15 +156,15 @@ def fork_twice(name: str) -> int:
 
 
 def become(request: ForkRequest, launcher: socket.socket, parents: tuple[int, int]) -> None:
-    """Make a fork what a program is that the launcher starts: session, death with the launcher, log, name, randomness.
+    """Set up a fork like a program started by the launcher: session, parent-death signal, log, name, random state.
 
-    Then tell the launcher. A fork that cannot, or to which nobody listens, ends here: nothing of it has begun.
+    Then report to the launcher. If this fails or nobody listens, the fork ends here, before its component begins.
     """
     try:
         await_adoption(*parents)
         os.setsid()
         die_with_parent()
-        await_adoption(*parents)  # it may have died before this
+        await_adoption(*parents)  # the parent may have died before this
         said = os.open(request.log, LOG_FLAGS, 0o666)
         nothing = os.open(os.devnull, os.O_RDONLY)
         answer(launcher, pid=os.getpid())
@@ -184,7 +184,7 @@ def become(request: ForkRequest, launcher: socket.socket, parents: tuple[int, in
 
 
 def await_adoption(launcher_pid: int, between: int) -> None:
-    """Return when the launcher is this process's parent. Raises CannotFork when another process is."""
+    """Wait until the launcher is this process's parent. Raises CannotFork if another process is."""
     while (parent := os.getppid()) != launcher_pid:
         if parent != between:
             raise CannotFork(f"its parent became process {parent} instead of the launcher")
@@ -192,9 +192,9 @@ def await_adoption(launcher_pid: int, between: int) -> None:
 
 
 def _seed_random(modules: Mapping[str, Any]) -> None:
-    """Give this fork a random state of its own where Python does not: its own `random` reseeds itself in a fork.
+    """Give this fork a new random state in libraries that do not reseed after a fork, as Python's `random` does.
 
-    torch begins every process with the same state.
+    torch starts every process with the same state, so it needs none.
     """
     if "numpy.random" in modules:
         modules["numpy.random"].seed()

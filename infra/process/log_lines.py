@@ -1,4 +1,4 @@
-"""The end of a log, for the message on why its process failed."""
+"""Reads the end of a log, to show why its process failed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ERROR_MARK = "error: "
-"""What the command line begins an error with."""
+"""Begin of an error line of the command line."""
 ERROR_LEVEL = '"level": "error"'
 ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b")
-"""How the last line of a traceback begins."""
+"""Matches the begin of a traceback's last line."""
 LONGEST_LINE = 400
-"""Characters."""
+"""Most characters of a shown line."""
 NOISE = re.compile(r"nanobind: |\s+- leaked (function|type|instance|keep_alive)|\s+- \.\.\. skipped remainder")
-"""What C++ extensions write about themselves while a process exits, whatever ended it: it would bury the reason."""
+"""Matches output of C++ extensions at process exit, which would hide the reason of the exit."""
 
 
 def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
-    """Return the lines of a log that say something, cut at 400 characters; none when it cannot be read.
+    """Return the meaningful lines of a log, cut at 400 characters; none if it cannot be read.
 
     Args:
         path: The log.
-        begin: Byte at which to begin; a negative one counts from the end.
-        most_bytes: So many of the bytes from there on are read, the last ones.
+        begin: Byte at which to begin; negative counts from the end.
+        most_bytes: Most bytes to read from there on: the last ones.
     """
     try:
         with path.open("rb") as file:
@@ -37,11 +37,11 @@ def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
 
 
 def read_last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[str]:
-    """Return the last lines of a log; none when it cannot be read."""
+    """Return the last lines of a log; none if it cannot be read."""
     return read_lines(path, -most_bytes, most_bytes)[-count:]
 
 
 def find_last_error(lines: Sequence[str]) -> str:
-    """Return the last line of a log that says an error, else its last one; empty when there is none."""
+    """Return the last error line of a log, else its last line; empty for an empty log."""
     errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_LEVEL in line or ERROR_TYPE.match(line)]
     return (errors or list(lines) or [""])[-1].removeprefix(ERROR_MARK)

@@ -1,7 +1,7 @@
-"""When a component that dies is started again no more. No I/O, no clock.
+"""Decides when a dying component is no longer restarted, without I/O or a clock.
 
-Two limits: deaths in a row that each come soon after a start; and, for whatever lives longer or ends as a server was
-away, deaths while the run gets no further.
+There are two limits: for deaths in a row, each soon after a start; and for deaths of any kind without progress of the
+run.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from headrace.infra.errors import FENCED
 
 SERVER_AWAY = os.EX_TEMPFAIL
-"""A component ends with this when it was stuck because a server was unreachable: not its own fault."""
+"""Exit code of a component that was stuck because a server was unreachable, which is not its fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often, and how soon, a child is started again."""
+    """How often and how soon a child is restarted."""
 
     most_short_lives: int
-    """A child that dies so often in a row, each time soon after its start, is given up."""
+    """Deaths in a row, each soon after a start, after which a child is given up."""
     most_deaths: int = 50
-    """One that dies so often, after lives of any length and with any exit code, while the run gets no further, too."""
+    """Deaths without progress of the run, after any time and with any exit code, after which a child is given up."""
     first_pause_s: float = 0.5
     longest_pause_s: float = 10.0
     healthy_after_s: float = 30.0
-    """A life of this length makes the next pause the first again."""
+    """After a life of this length the pauses start again from the first one."""
     short_life_s: float = 60.0
-    """Deaths within this time of the start count, one after the other."""
+    """A death within this time after the start counts as a short life."""
 
 
 @dataclass(slots=True)
@@ -46,10 +46,10 @@ class Deaths:
         """Take in a death.
 
         Args:
-            exit_code: Of the process.
+            exit_code: Exit code of the process.
             lived_s: Seconds from its start.
-            progress: How far the run is, as anything that differs once it is further; None while nobody can get
-                further, as a server is unreachable: such a death is not counted.
+            progress: Any value that changes when the run makes progress. None while an unreachable server prevents
+                progress: such a death does not count.
         """
         if exit_code == FENCED:  # another process has replaced it
             return
@@ -61,5 +61,5 @@ class Deaths:
 
     @property
     def has_too_many(self) -> bool:
-        """Whether the child is to be given up."""
+        """Whether to give up the child."""
         return self.short_lives >= self.patience.most_short_lives or self.stuck >= self.patience.most_deaths

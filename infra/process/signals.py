@@ -1,4 +1,4 @@
-"""What every component process does around its work: stop on a signal, log how it ended."""
+"""The frame of every component process: stopping on signals, restarting attempts, logging the end."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from headrace.infra.errors import HeadraceError, Unavailable
 log = structlog.get_logger()
 
 INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended, as shells have it."""
+"""Exit code of a command ended by Ctrl-C, as in shells."""
 STOP_WITHIN_S = 9.5
 """Seconds from Ctrl-C until the last process of a run is gone."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 RESTART_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
-"""After this long, a repeated failure is logged again."""
+"""Seconds after which a repeated failure is logged again."""
 JOIN_PATIENCE_S = 60.0
-"""How long a component waits for broker and recipe: both may come up beside it."""
+"""Seconds that a component waits for broker and recipe, which may be starting too."""
 
 
 class MustRestart(HeadraceError):
-    """Memory ran ahead of the log: the component is to be built anew from what is committed."""
+    """Memory is ahead of the log: the component must be rebuilt from the committed state."""
 
 
 class StopRequested(HeadraceError):
-    """The process is to stop in the middle of long work, which its successor begins again."""
+    """The process must stop during long work, which its successor repeats."""
 
 
 class Attempt:
-    """One life of a component, a block that builds and runs it; errors that another life may fix do not leave it."""
+    """A block that builds and runs a component once; errors that a rebuild may fix do not leave the block."""
 
     def __init__(self) -> None:
         self.why: str | None = None
-        """What ended the block; None when it came to its own end."""
+        """Name of the error that ended the block; None after a normal end."""
         self.was_stopped = False
 
     def __enter__(self) -> None:
@@ -50,16 +50,16 @@ class Attempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         if not isinstance(error, StopRequested | MustRestart | Unavailable):
             return False
-        # Not the error itself: its frames hold what the next life builds anew.
+        # Not the error itself, whose frames would keep the old component alive.
         self.why, self.was_stopped = str(error), isinstance(error, StopRequested)
         return True
 
 
 def begin_attempts(stop: threading.Event) -> Iterator[Attempt]:
-    """Yield one life of a component after the other until `stop` is set: its memory must be dropped now and then.
+    """Yield attempts to run a component until `stop` is set; each attempt rebuilds its memory.
 
-    Unreachable servers are waited for, which is logged once. StopRequested is an end like any. Every other error
-    ends the process.
+    It waits for unreachable servers, and logs this once. StopRequested is a normal end. Every other error ends the
+    process.
     """
     logged = ""
     while not stop.is_set():
@@ -92,7 +92,7 @@ def stop_on_signals() -> threading.Event:
 
 @contextmanager
 def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    """Give the signals that stop a program to a handler; a SIGHUP that is ignored (nohup) stays so."""
+    """Set a handler for the signals that stop a program; an ignored SIGHUP (nohup) stays ignored."""
     before = {number: signal.getsignal(number) for number in STOPPING}
     taken = {n: old for n, old in before.items() if n is not signal.SIGHUP or old is not signal.SIG_IGN}
     for number in taken:
@@ -105,7 +105,7 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Han
 
 
 def interrupt_on_signals() -> AbstractContextManager[None]:
-    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the block."""
+    """Make SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the block."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -114,5 +114,5 @@ def interrupt_on_signals() -> AbstractContextManager[None]:
 
 
 def ignore_signals() -> AbstractContextManager[None]:
-    """Nothing interrupts the block: it stops what runs, within a bounded time."""
+    """Ignore signals in the block, which stops running processes within a bounded time."""
     return handle_signals(signal.SIG_IGN)

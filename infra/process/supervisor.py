@@ -1,7 +1,7 @@
-"""Child processes that are kept running: started together, restarted when they die, stopped together.
+"""Keeps child processes running: starts them together, restarts dead ones, stops them together.
 
-One thread per child starts it, waits for it and decides what follows; the thread lives as long as the child, which the
-parent-death signal needs.
+One thread per child starts it, waits for it and decides on a restart; the thread lives as long as the child, as the
+parent-death signal requires.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GaveUp(HeadraceError):
 
 
 class Misused(GaveUp, UsageError):
-    """A component found that it was asked for something that cannot be."""
+    """A component ended with a usage error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,60 +59,60 @@ class Child:
     name: str
     command: Sequence[str]
     torch_processes: int = 0
-    """How many processes of it compute: they share the cores."""
+    """Number of its processes that compute with torch and share the cores."""
     imports: Sequence[str] = ()
-    """Modules that the fork server imports before it forks the component; none for one that is never forked."""
+    """Modules that the fork server imports before the fork; none for a component that is never forked."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """What the supervisor keeps of one child."""
+    """The supervisor's state of one child."""
 
     process: ChildProcess | None = None
     starts: int = 0
     exit_code: int | None = None
     log_begin: int = 0
-    """Bytes of its log before this life's."""
+    """Size of its log before this life."""
     report: EndReport | None = None
-    """How the first of its processes failed in the newest life that ended, where it reported that."""
+    """Report of the first failed process in the newest ended life, if any."""
     error: str = ""
-    """Error of its newest death."""
+    """Error of the newest death."""
     state: str = "starting"
     """starting | running | waiting | finished | failed | stopped."""
 
     @property
     def log_verb(self) -> str:
-        """What its log does with its error: where it reported that, the words of torchrun and others come after."""
+        """Verb for the log in messages: with a report, the log's last lines may be of torchrun or other processes."""
         return "has" if self.report else "ends with"
 
 
 @dataclass(frozen=True, slots=True)
 class ChildState:
-    """How a child is doing."""
+    """The state of a child."""
 
     state: str
     pid: int | None
     starts: int
     exit_code: int | None
-    """Exit code of the newest life that ended; negative for a signal."""
+    """Exit code of the newest ended life; negative for a signal."""
     error: str = ""
-    """What its log said last of its newest death, with the line of the user's own code where there is one."""
+    """Last error in its log for the newest death, with the line of user code if there is one."""
 
 
 class Supervisor:
     """Keeps children running until they finish, fail for good or are stopped.
 
     Args:
-        children: Whom to run.
+        children: The children to run.
         logs: Folder of their logs, `<name>.log` each.
-        environment: What every child gets; threads and Python's own switches are set on top.
-        patience: When to start again, and when to give up.
-        is_over: Whether a child that ends in good order has finished. Before, somebody stopped it from outside,
-            and it is started again.
-        progress: How far the run is, as anything that differs once it is further; None while nobody can get further.
-        also: Names and pids of further processes whose CPU time is to be counted.
-        forks: Forks children that name what they import; it is stopped with them. Without one, and where it cannot,
-            they are started as programs of their own.
+        environment: Environment of every child; threads and Python's switches are added.
+        patience: When to restart, and when to give up.
+        is_over: Whether a child that ends with exit code 0 has finished. If not, somebody stopped it from outside, and
+        it is restarted.
+        progress: Returns a value that changes with the run's progress; None while no progress is possible.
+        also: Names and pids of further processes whose CPU time is counted.
+        forks: Fork server for children with `imports`; it is stopped with them. Without it, and if it cannot fork,
+        children are started as programs.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first three by name
@@ -161,11 +161,11 @@ class Supervisor:
         self._sampler.start()
 
     def stop(self, timeout_s: float = 8) -> None:
-        """End all children: SIGTERM, up to `timeout_s`, SIGKILL. Nothing they started is left when this returns."""
+        """End all children and their descendants: SIGTERM, wait up to `timeout_s`, SIGKILL."""
         self._stop.set()
         if self._forks is not None:
             self._forks.stop()
-        with self._lock:  # from here on nobody is taken in
+        with self._lock:  # from here on no child is added
             pids = [life.process.pid for life in self._lives.values() if life.process is not None]
         killed = end_all(pids, timeout_s)
         for keeper in self._keepers:
@@ -176,12 +176,12 @@ class Supervisor:
             log.warning("children.killed", count=len(killed), after_s=timeout_s)
 
     def raise_failure(self) -> None:
-        """Raise GaveUp when a child cannot be kept running."""
+        """Raise GaveUp if a child cannot be kept running."""
         if self._failures:
             raise self._failures[0]
 
     def states(self) -> dict[str, ChildState]:
-        """Return how every child is doing."""
+        """Return the state of every child."""
         with self._lock:
             return {
                 name: ChildState(
@@ -191,11 +191,11 @@ class Supervisor:
             }
 
     def cpu_seconds(self) -> dict[str, dict[str, float]]:
-        """Return by name the CPU seconds of `process` and, as a part of them, of `librdkafka`."""
+        """Return CPU seconds by name: of `process` and, as a part of it, `librdkafka`."""
         return self._cpu.seconds()
 
     def _keep(self, child: Child, turn: threading.Event, begun: threading.Event) -> None:
-        """Run a child, life after life; begin when it is its turn, and report when it has begun."""
+        """Run a child and restart it; begin when it is its turn, and set `begun` when it has begun."""
         turn.wait()
         try:
             self._live_on(child, begun)
@@ -223,19 +223,19 @@ class Supervisor:
                 backoff.reset()
             pause = backoff.next_s()
             life.state = "waiting"
-            if life.exit_code == FENCED:  # another process has replaced it, and would be fenced in its turn
+            if life.exit_code == FENCED:  # another process has replaced it, and a restart would fence that one
                 pause = self._patience.longest_pause_s
                 log.warning("child.fenced", child=child.name, again_in_s=pause)
             else:
                 log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
             self._report(child, life, reported)
             self._stop.wait(pause)
-            if self._is_over(child, life, deaths):  # a worker may see the end of the run before we do
+            if self._is_over(child, life, deaths):  # a worker may see the end of the run before the launcher
                 return
         life.state = "stopped"
 
     def _report(self, child: Child, life: _Life, reported: set[str]) -> None:
-        """Have a death reported with the error that its log ends with: the first, and those of another error."""
+        """Queue a report of a death with the last error in the log: for the first death, and for each new error."""
         error = self._note_error(child, life)
         kind = f"{life.exit_code} {re.sub('[0-9]+', '', error)}"
         if kind in reported:
@@ -246,7 +246,7 @@ class Supervisor:
         self._news.put(f"{child.name} died (exit code {life.exit_code}) and is started again; its log {log_file}{ends}")
 
     def _note_error(self, child: Child, life: _Life) -> str:
-        """Keep what the log of a life that ended says last, with its location; return it without."""
+        """Store the last error in the log of an ended life with its location; return it without the location."""
         lines = life.report.lines if life.report else read_lines(self._log_of(child), life.log_begin)
         error = find_last_error(lines)
         location = find_own_location(lines)
@@ -254,27 +254,27 @@ class Supervisor:
         return error
 
     def take_news(self) -> list[str]:
-        """Return, each once, sentences on deaths for people: the first of a child, and those of another error."""
+        """Return, once, sentences on deaths for people: the first death of a child, and deaths with a new error."""
         found = []
         while not self._news.empty():
             found.append(self._news.get())
         return found
 
     def _is_over(self, child: Child, life: _Life, deaths: Deaths) -> bool:
-        """Return whether a child whose life ended is not to be started again; note why."""
+        """Return whether an ended child must not be restarted, and note why."""
         if self._stop.is_set():
             life.state = "stopped"
         elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
         elif life.exit_code == USAGE_ERROR or deaths.has_too_many:
             self._failures.append(self._give_up(child, life))
-            life.state = "failed"  # last: who sees it asks for the reason
+            life.state = "failed"  # set last, because readers of this state then ask for the reason
         else:
             return False
         return True
 
     def _live(self, child: Child, life: _Life, begun: threading.Event) -> None:
-        """Run a child once. Raises OSError when it cannot be started."""
+        """Run a child once. Raises OSError if it cannot be started."""
         path = self._log_of(child)
         self._report_of(child).unlink(missing_ok=True)
         life.log_begin = path.stat().st_size if path.exists() else 0
@@ -285,13 +285,13 @@ class Supervisor:
         if process is None:
             return
         with self._lock:
-            if self._stop.is_set():  # `stop` looked too early to see it
+            if self._stop.is_set():  # `stop` ran before this child was registered
                 kill_session(process.pid)
             life.process, life.state = process, "running"
             life.starts += 1
         wait_without_reaping(process.pid)
         self._cpu.sample(child.name, process.pid)
-        kill_session(process.pid)  # what it started and left behind
+        kill_session(process.pid)  # its leftover processes
         with self._lock:
             life.exit_code = process.wait()
             life.report = read_end(self._report_of(child)) if life.exit_code != FINISHED else None
@@ -300,7 +300,7 @@ class Supervisor:
             life.process = None
 
     def _begin(self, child: Child) -> ChildProcess | None:
-        """Return a child's new process, forked where it may be; None when all are to stop. Raises OSError."""
+        """Start a child, by fork if possible; return its process, or None if all must stop. Raises OSError."""
         path = self._log_of(child)
         if self._forks is not None and child.imports:
             try:

@@ -1,4 +1,4 @@
-"""A function or class by the name that a recipe gives it: a shipped one, or the user's own as `package.module:name`."""
+"""Finds functions and classes by their recipe names: shipped ones, or a user's own as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SETTING_KINDS = {bool: "true or false", int: "an integer", float: "a number", st
 
 
 def find_named(where: str, name: str, shipped: Mapping[str, str | Callable[..., Any]]) -> Callable[..., Any]:
-    """Return what a recipe calls `name`: a shipped function or class by its name, or the user's own.
+    """Return the function or class with a recipe name, shipped or the user's own.
 
-    All that a recipe names is found here. `where` begins the sentence of an error, as `trainer.loss`; what is shipped
-    may be given as `package.module:Name`, to be imported when it is asked for.
+    `where`, such as `trainer.loss`, begins the error message. Values of `shipped` may be `package.module:Name`, which
+    is imported on demand.
 
     Raises UsageError with the shipped names, nearest first, or as `load_plug_in`.
     """
@@ -35,10 +35,10 @@ def find_named(where: str, name: str, shipped: Mapping[str, str | Callable[..., 
 
 
 def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Raise UsageError for a value that is not of the plain kind which its parameter's annotation names.
+    """Raise UsageError for a value whose type differs from its parameter's annotation, if that is a plain type.
 
-    An integer is a number too; a bool is not. None, which only a call can give, passes where the annotation has
-    it. Settings that are not parameters are passed over.
+    An integer is also a number; a bool is not. None, which only Python code can give, is accepted if the annotation
+    allows it. Settings that are not parameters are ignored.
     """
     parameters = _read_signature(function).parameters
     for name, value in settings.items():
@@ -51,10 +51,10 @@ def check_kinds(where: str, function: Callable[..., Any], settings: Mapping[str,
 def check_options(
     where: str, function: Callable[..., Any], options: Mapping[str, Any], elsewhere: Collection[str] = ()
 ) -> None:
-    """Raise UsageError, with what the function takes, unless `options` are some of its keyword-only parameters.
+    """Raise UsageError, with the known options, unless all `options` are keyword-only parameters of the function.
 
-    A value must be of the kind that a parameter's annotation names, where that is a plain one; a bool is not a number.
-    Parameters that the recipe has `elsewhere` are none of its options.
+    A value must have the annotated type, if that is a plain type; a bool is not a number. Parameters that the recipe
+    sets `elsewhere` are not options.
     """
     parameters = _read_signature(function).parameters.values()
     takes = {
@@ -74,9 +74,9 @@ def check_options(
 def check_settings(
     where: str, build: Callable[..., Any], settings: Mapping[str, Any], elsewhere: Collection[str] = ()
 ) -> None:
-    """Raise UsageError, with what a class takes, for a setting that it does not take, or of the wrong kind.
+    """Raise UsageError, with the known settings, for an unknown setting of a class or a wrong type.
 
-    Parameters that come from `elsewhere` are not settings. Raises ValueError for a class that has no signature.
+    Parameters set `elsewhere` are not settings. Raises ValueError for a class without a signature.
     """
     parameters = inspect.signature(build).parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -85,7 +85,7 @@ def check_settings(
 
 
 def check_known(where: str, options: Iterable[str], takes: Collection[str]) -> None:
-    """Raise UsageError, with what is taken, nearest first, for an option that is not."""
+    """Raise UsageError, with the known options, nearest first, for an unknown option."""
     for name in options:
         if name not in takes:
             nearest = difflib.get_close_matches(name, takes, n=len(takes) or 1, cutoff=0.0)
@@ -95,11 +95,11 @@ def check_known(where: str, options: Iterable[str], takes: Collection[str]) -> N
 def _read_signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
-    except Exception:  # noqa: BLE001 - a user's annotation may name what is imported for type checkers alone
+    except Exception:  # noqa: BLE001 - a user's annotation may use names imported only for type checkers
         return inspect.signature(function)
 
 
 def _list_kinds(annotation: Any) -> tuple[type, ...]:
-    """Return the plain kinds that an annotation allows, None among them; none for any other annotation."""
+    """Return the plain types that an annotation allows, perhaps with None; empty for any other annotation."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return tuple(parts) if all(part in SETTING_KINDS or part is NoneType for part in parts) else ()

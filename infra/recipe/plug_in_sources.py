@@ -1,7 +1,7 @@
-"""Which source a run's plug-ins have: a hash of each is on the `recipe` topic, and who joins the run compares.
+"""Hashes of plug-in sources: the `recipe` topic records them, and each process that joins the run compares.
 
-The source of a plug-in is the file of its module, or, where that is in a package, all `.py` files below the top
-package. What is shipped has no hash: the build is named elsewhere.
+The source of a plug-in is the file of its module, or all `.py` files below the top package. Shipped code has no hash,
+because the build is recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.schemas.records import RecipeRevision
 
 SHOWN_DIGITS = 12
-"""Digits of a hash that are shown."""
+"""Shown digits of a hash."""
 
 log = structlog.get_logger()
 
 
 class OtherSource(UsageError):
-    """A plug-in here is not the one that the run goes by."""
+    """A plug-in on this machine has another source than the run's."""
 
 
 class SourceChanged(HeadraceError):
-    """A plug-in became the one that the run goes by after this process had loaded it: the process is begun anew."""
+    """A plug-in's file now has the run's source, but this process loaded it before: the process must restart."""
 
     exit_code = os.EX_TEMPFAIL
 
 
 @dataclass(frozen=True, slots=True)
 class PlugInSource:
-    """Where the source of a plug-in is, and its hash."""
+    """Path and hash of a plug-in's source."""
 
     path: Path
     hash: str
 
 
 _loaded: dict[str, PlugInSource] = {}
-"""Sources by top-level module, as they were when this process first asked for them."""
+"""Sources by top-level module, as of the first request in this process."""
 
 
 def top_of(name: str) -> str:
@@ -54,7 +54,7 @@ def top_of(name: str) -> str:
 
 
 def read_source_on_disk(top: str) -> PlugInSource | None:
-    """Return the source of a top-level module as it is now; None for one that has none here. Raises OSError."""
+    """Return the current source of a top-level module; None if this machine has none. Raises OSError."""
     located = source_paths_of(top)
     if not located or not all(path.exists() for path in located):
         return None
@@ -67,14 +67,14 @@ def read_source_on_disk(top: str) -> PlugInSource | None:
 
 
 def find_loaded_source(top: str) -> PlugInSource | None:
-    """Return the source of a top-level module as this process has it. Raises OSError."""
+    """Return the source of a top-level module as loaded in this process. Raises OSError."""
     if top not in _loaded and (found := read_source_on_disk(top)) is not None:
         _loaded[top] = found
     return _loaded.get(top)
 
 
 def _list_files(located: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Return name and path of every file of a source, in name order; hidden ones, as editors leave them, are none."""
+    """Return name and path of every file of a source, in name order, without hidden files of editors."""
     found: list[tuple[str, Path]] = []
     for root in located:
         if root.is_file():
@@ -91,7 +91,7 @@ def _list_files(located: Iterable[Path]) -> list[tuple[str, Path]]:
 
 
 def rollout_plug_ins(recipe: Recipe, workflow: str) -> tuple[str, ...]:
-    """Return the plug-ins that a rollout worker loads: environment, workflow, engine; none where it is not played."""
+    """Return the plug-ins that a rollout worker loads: environment, workflow, engine; none for another recipe."""
     wanted = recipe.workflows.get(workflow)
     if wanted is None:
         return ()
@@ -105,13 +105,13 @@ def feeder_plug_ins(recipe: Recipe) -> tuple[str, ...]:
 
 
 def curator_plug_ins(recipe: Recipe, policy_variant: str) -> tuple[str, ...]:
-    """Return the plug-ins that a curator of a policy or shadow loads: its data algorithms; none where there is none."""
+    """Return the plug-ins that a curator of a policy or shadow loads: its data algorithms."""
     known = policy_variant in recipe.policy_variants
     return _keep_own([algorithm.use for algorithm in recipe.chain_of(policy_variant)] if known else [])
 
 
 def trainer_plug_ins(settings: TrainerSettings) -> tuple[str, ...]:
-    """Return the plug-ins that a trainer loads: its advantage, and all that makes its loss."""
+    """Return the plug-ins that a trainer loads: its advantage, and the parts of its loss."""
     several = (settings.advantage, settings.loss, settings.aggregation, settings.kl, *settings.correction)
     return _keep_own([one.use for one in several if one is not None])
 
@@ -132,7 +132,7 @@ def _keep_own(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _find_mixed(env: Named) -> Iterator[str]:
-    """Yield what an environment is called, and those that it mixes."""
+    """Yield the name of an environment, and of environments that it mixes."""
     yield env.use
     yield from _find_named(env.settings)
 
@@ -154,7 +154,7 @@ def _find_named(settings: Any) -> Iterator[str]:
 
 
 def _find_scorers(settings: dict[str, Any]) -> Iterator[str]:
-    """Yield the scorers of a `dataset` that are given by their names alone."""
+    """Yield the scorers of a `dataset` that are given only by name."""
     several = settings.get("scorers")
     for one in (settings.get("scorer"), *(several.values() if isinstance(several, dict) else ())):
         if isinstance(one, str):
@@ -165,23 +165,23 @@ def _find_scorers(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def newest_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
-    """Return hashes by top-level module, the newest of each, from revisions in order; old runs have none."""
+    """Return the newest hash of each top-level module, from revisions in order; old runs have none."""
     return {top: recorded for revision in revisions for top, recorded in revision.plug_ins.items()}
 
 
 def sources_of(names: Iterable[str]) -> dict[str, PlugInSource]:
-    """Return the source of every plug-in that is found here, by top-level module, as it is now. Raises OSError."""
+    """Return the current source of every plug-in on this machine, by top-level module. Raises OSError."""
     found = {top: read_source_on_disk(top) for top in dict.fromkeys(map(top_of, names))}
     return {top: source for top, source in found.items() if source is not None}
 
 
 def hash_sources(names: Iterable[str]) -> dict[str, str]:
-    """Return the hashes that a revision records. Raises OSError."""
+    """Return the source hashes for a revision. Raises OSError."""
     return {top: source.hash for top, source in sources_of(names).items()}
 
 
 def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, PlugInSource]) -> list[str]:
-    """Return `plug-in NAME (PATH): source OLD -> NEW` for every source that is another here than recorded."""
+    """Return `plug-in NAME (PATH): source OLD -> NEW` for every source that differs from the recorded one."""
     return [
         f"plug-in {top} ({source.path}): source {recorded[top][:SHOWN_DIGITS]} -> {source.hash[:SHOWN_DIGITS]}"
         for top, source in here.items()
@@ -190,9 +190,9 @@ def find_source_differences(recorded: Mapping[str, str], here: Mapping[str, Plug
 
 
 def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
-    """Compare the plug-ins that this process loads with those that the run goes by; one without a record is accepted.
+    """Compare the plug-ins of this process with the run's; a plug-in without a record is accepted.
 
-    Raises OtherSource with both hashes; SourceChanged where a process that begins now would have the right one.
+    Raises OtherSource, with both hashes; or SourceChanged if a new process would load the right source.
     """
     for name, source in _find_differing(recorded, names):
         top = top_of(name)
@@ -200,8 +200,8 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
         hashes = f"has source hash {source.hash[:SHOWN_DIGITS]}, but the run uses {recorded[top][:SHOWN_DIGITS]}"
         if now is not None and now.hash == recorded[top]:
             raise SourceChanged(
-                f"plug-in {name}, as this process loaded it from {source.path}, {hashes}. That one is on disk now: "
-                "start this process again"
+                f"plug-in {name}, as this process loaded it from {source.path}, {hashes}. The disk now has the run's "
+                "source: start this process again"
             )
         raise OtherSource(
             f"plug-in {name} in {source.path} {hashes}: bring the run's source here; or, to use this one, stop the run "
@@ -210,7 +210,7 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
 
 
 def warn_of_differing_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
-    """Warn of plug-ins that differ from the run's, where nothing is written to it: trying others is allowed there."""
+    """Warn of plug-ins that differ from the run's, in commands that do not write to the run."""
     for name, source in _find_differing(recorded, names):
         ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_of(name)][:SHOWN_DIGITS]
         why = f"{name} in {source.path} has source {ours}, the run's had {theirs}"

@@ -1,8 +1,8 @@
-"""A user's own functions and classes, by `package.module:Name`: where they are looked for, and what went wrong.
+"""Loads users' own functions and classes by `package.module:Name`, with explanations of failures.
 
-A module is looked for among all that can be imported already, then in the folders of the recipe, then in the folder
-where the command runs. These folders are at the end of `sys.path`: what is in them hides neither Python's own
-modules nor an installed package, and what a plug-in imports itself is found in the same way.
+A module is searched first on the normal import path, then in the folders of the recipe, then in the working folder.
+These folders are at the end of `sys.path`, so they hide neither Python's modules nor installed packages. Imports within
+a plug-in are found in the same way.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from headrace.infra.errors import UsageError
 from headrace.infra.own_frames import read_error_text
 
 ROOMS_OF_0_1 = ("consumers", "envs", "producers", "trainers")
-"""Until 0.1 these were imported by their own names, and recipes on the log name what they hold so."""
+"""Packages that were top-level until 0.1; recipes on the log still use those names."""
 SELECTOR_MODULES = ("contract", "dots", "filter_solved", "greso", "pools", "registry", "tiers")
 MOVED_MODULES = {
     "envs.single_turn": "envs.workflows.single_turn",
     "envs.solver_verifier": "envs.workflows.solver_verifier",
     **{f"producers.selectors.{name}": f"producers.feed.selectors.{name}" for name in SELECTOR_MODULES},
 }
-"""What a recipe of 0.1 may name and where it is now."""
+"""Names in recipes of 0.1, and their current names."""
 NOT_THEIRS = frozenset({"headrace", "reasoning_gym"})
-"""Ours; and a dependency, whose data sets are named as `reasoning_gym:NAME`."""
+"""Headrace, and a dependency whose data sets are named `reasoning_gym:NAME`."""
 
 _beside: list[str] = []
 """Folders of the recipes that this process has read."""
 
 
 def look_in(folders: Iterable[Path]) -> None:
-    """Look for plug-ins in a recipe's folders too."""
+    """Add a recipe's folders to the search for plug-ins."""
     _beside.extend(str(folder) for folder in folders if str(folder) not in _beside)
 
 
 def search_folders() -> tuple[str, ...]:
-    """Return the folders where plug-ins are looked for after all that can be imported already, in order.
+    """Return the folders that are searched for plug-ins after the normal import path, in order.
 
-    The components that `headrace up` starts are handed those of its own.
+    `headrace up` passes its folders to the components that it starts.
     """
     folders = [*read_environment(PLUG_INS_VARIABLE).split(os.pathsep), *_beside]
-    with suppress(OSError):  # the folder where the command runs may be gone
+    with suppress(OSError):  # the working folder may be deleted
         folders.append(str(Path.cwd()))
     return tuple(dict.fromkeys(filter(None, folders)))
 
 
 def load_plug_in(where: str, name: str) -> Callable[..., Any]:
-    """Return the function or class called `package.module:Name`; `where` begins the sentence of an error.
+    """Return the function or class `package.module:Name`; `where` begins the error message.
 
-    Raises UsageError with all folders where its module was looked for, with file and line where its import failed, or
-    for a module that has no such function or class.
+    Raises UsageError: with the searched folders if the module is not found, with file and line if its import failed, or
+    if the module lacks the function or class.
     """
     module, _, attribute = name.partition(":")
     if "/" in module or module.startswith(".") or module.endswith(".py"):
@@ -79,23 +79,23 @@ def load_plug_in(where: str, name: str) -> Callable[..., Any]:
 
 
 def import_module_named(name: str) -> ModuleType:
-    """Import a module that a recipe names; one of ours also by the name that it had until 0.1.
+    """Import a module named in a recipe; Headrace's modules also by their names until 0.1.
 
-    Raises ImportError, and what the module raises. A module of the user's own comes first: their folder may hold
-    packages of our rooms' names.
+    Raises ImportError, and the module's own errors. A user's module comes first, because it may have a name that
+    Headrace's packages once had.
     """
     _open_folders()
     return importlib.import_module(_name_of_today(name) if is_of_0_1(name) else name)
 
 
 def is_own(name: str) -> bool:
-    """Return whether what a recipe names is the user's own, and nothing that is shipped."""
+    """Return whether a recipe's name means a user's own code, not shipped code."""
     module, _, attribute = name.partition(":")
     return bool(module and attribute) and module.partition(".")[0] not in NOT_THEIRS and not is_of_0_1(module)
 
 
 def is_of_0_1(name: str) -> bool:
-    """Return whether a module is one of ours by the name that it had until 0.1, and none of the user's own."""
+    """Return whether a name means a Headrace module by its name until 0.1, not a user's module."""
     if name.partition(".")[0] not in ROOMS_OF_0_1:
         return False
     _open_folders()
@@ -112,7 +112,7 @@ def _name_of_today(name: str) -> str:
 
 
 def source_paths_of(top: str) -> tuple[Path, ...]:
-    """Return the file of a top-level module, or the folders of a package, with nothing imported; empty for none."""
+    """Return the file of a top-level module or the folders of a package, without importing; empty if not found."""
     _open_folders()
     try:
         spec = importlib.util.find_spec(top)
@@ -139,7 +139,7 @@ def _file_of(module: str) -> str | None:
 
 
 def _explain_failure(module: str, error: BaseException) -> str:
-    """Return why a module could not be imported: it is nowhere, or it fails by itself."""
+    """Return why a module could not be imported: it is missing, or its code fails."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return (
@@ -158,7 +158,7 @@ def _explain_failure(module: str, error: BaseException) -> str:
 
 
 def _find_line(module: str, error: BaseException) -> str:
-    """Return file and line where a plug-in fails: the innermost that is its own, or else the innermost of all."""
+    """Return file and line where a plug-in fails: the innermost line of its own code, else the innermost line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     own = source_paths_of(module.partition(".")[0])
@@ -169,7 +169,7 @@ def _find_line(module: str, error: BaseException) -> str:
 
 
 def _find_hidden(module: str) -> str:
-    """Return which module of the user's own an installed one of the same name hides; nothing for none."""
+    """Return the user's module that an installed module of the same name hides; empty if there is none."""
     top = module.partition(".")[0]
     taken = source_paths_of(top)
     for folder in search_folders():

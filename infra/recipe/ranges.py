@@ -1,9 +1,9 @@
-"""Checks of what a recipe sets: each raises ValueError with a sentence that names the setting and its value.
+"""Range checks for settings: each raises ValueError with the setting's name and value.
 
-The kinds of values, and which settings there are, `infra.recipe.named` checks by the signature. pydantic does not fit
-for the ranges: they hold for whoever builds an algorithm from Python too, so each constructor would be wrapped and each
-of pydantic's errors be put into such a sentence, which is more code than the calls. Half of the rules are between two
-settings, which it leaves to the constructor in any case.
+`infra.recipe.named` checks names and types of settings by the signature. pydantic does not fit for ranges: they must
+also hold for algorithms built from Python, so each constructor would need a wrapper and each pydantic error a
+translation, which is more code than these calls. Half of the rules compare two settings, which pydantic leaves to the
+constructor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def within(least: float, most: float, **given: float) -> None:
 def finite(**given: float) -> None:
     """Refuse a setting that is infinite or NaN."""
     for name, value in given.items():
-        if not -math.inf < value < math.inf:  # an integer may be beyond every float
+        if not -math.inf < value < math.inf:  # an integer may exceed every float
             raise ValueError(f"{name} must be a finite number; got {value}")
 
 

@@ -1,8 +1,8 @@
-"""Recipes from TOML files: `extends`, `--set`, and errors that name where, what and what would be right.
+"""Reads recipes from TOML files, with `extends` and `--set`; errors name the place, the fault and the remedy.
 
 A recipe is named by its path, or, for those shipped with Headrace, by its name (`arithmetic`, `efficient-data/ds`).
-`extends = "other.toml"` begins with another recipe and changes some of it: tables are merged, key by key; everything
-else, lists too, is replaced; and so is a table that names another `use`, since its keys belong to that use alone.
+`extends = "other.toml"` starts from another recipe and changes some of it. Tables are merged key by key; other values,
+also lists, are replaced. A table with another `use` is replaced too, since its keys belong to that `use`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
 SWEEP = "sweep.toml"
-"""Name of the file in a folder of recipes that compares them; it is not a recipe."""
+"""Name of the sweep file in a folder of recipes; it is not a recipe."""
 TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
 WORDS = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a table"),
@@ -37,26 +37,26 @@ WORDS = {
     "string_type": "must be a string",
     "int_parsing_size": "must be a number of fewer digits",
 }
-"""Our words for kinds of pydantic's faults."""
+"""Messages for kinds of pydantic errors."""
 MOST_SHOWN = 80
-"""Characters of a wrong value that an error quotes."""
+"""Most quoted characters of a wrong value."""
 CLIENT = ["kafka", "client"]
-"""The table whose values no message shows: one may be a secret."""
+"""The table whose values are never shown, because they may be secrets."""
 Table = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
 class Draft:
-    """A recipe as it grows: the merged tables, and which file or option gave each key."""
+    """A recipe while it is merged: the tables, and the file or option that set each key."""
 
     table: Table = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
-    """Folders of the files that were read, the recipe's own first."""
+    """Folders of the read files, the recipe's own first."""
 
     def origin(self, location: KeyPath, default: str) -> str:
-        """Return who gave the key, or the nearest table around it."""
+        """Return the file or option that set the key, or the nearest table around it."""
         for length in range(len(location), 0, -1):
             if location[:length] in self.origins:
                 return self.origins[location[:length]]
@@ -64,10 +64,10 @@ class Draft:
 
 
 def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
-    """Read a recipe with all that it extends, change it by `a.b=c` words, and check it whole.
+    """Read a recipe with the recipes that it extends, change it by `a.b=c` words, and check it.
 
-    From then on plug-ins are looked for in the folders of these files too.
-    Raises UsageError that names file and key, what is wrong and what is allowed.
+    Adds the folders of these files to the search for plug-ins. Raises UsageError, which names file, key, fault and
+    allowed values.
     """
     draft = Draft()
     try:
@@ -82,7 +82,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
 
 
 def _check_round_trip(recipe: Recipe, name: str) -> Recipe:
-    """Return the recipe if its components will read the very same from its topic."""
+    """Return the recipe after checking that its JSON gives the same recipe."""
     try:
         same = Recipe.from_json(recipe.to_json()) == recipe
     except (ValueError, RecursionError, UsageError) as error:
@@ -102,11 +102,10 @@ def change_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
 
 
 def replace_chain(recipe: Recipe, path: Path) -> Recipe:
-    """Return a recipe with the chain of a TOML file, which holds that and nothing else.
+    """Return a recipe with the chain of a TOML file that holds only a chain.
 
-    It is written as in a recipe, as `chain` of `[curate]` or as `[[curate.chain]]` tables; or as `chain` alone.
-    From then on plug-ins are looked for in the folder of that file too.
-    Raises UsageError that names file and key.
+    The chain is written as in a recipe (`chain` of `[curate]`, or `[[curate.chain]]` tables), or as `chain` alone. Adds
+    the folder of that file to the search for plug-ins. Raises UsageError, which names file and key.
     """
     read = Draft()
     if not path.is_file():
@@ -120,7 +119,7 @@ def replace_chain(recipe: Recipe, path: Path) -> Recipe:
         case _:
             holder = "curate" if "curate" in read.table else "chain"
             more = [*(key for key in read.table if key != holder), *_refuse_beside_chain(read.table.get("curate"))]
-            it_has = f"it also has {', '.join(more)}, take that out" if more else "it has no chain"
+            it_has = f"it also has {', '.join(more)}: remove that" if more else "it has no chain"
             raise UsageError(
                 f"{path} must hold a chain and nothing else, as `chain = [ … ]` or as [[curate.chain]] tables: {it_has}"
             )
@@ -139,7 +138,7 @@ def _refuse_beside_chain(curate: Any) -> list[str]:
 
 
 def check_trainer_words(sets: Sequence[str]) -> None:
-    """Raise UsageError for an `a.b=c` word that changes more than a trainer: it would need other rollouts."""
+    """Raise UsageError for an `a.b=c` word that changes more than a trainer, as it would need other rollouts."""
     for word in sets:
         if not TRAINERS.match(word):
             raise UsageError(
@@ -148,13 +147,13 @@ def check_trainer_words(sets: Sequence[str]) -> None:
 
 
 def list_shipped_recipes() -> dict[str, Traversable]:
-    """Return the recipes that came with Headrace, by name; those in a folder as `folder/name`."""
+    """Return the shipped recipes by name, those in a folder as `folder/name`."""
     found = {name.removesuffix(".toml"): file for name, file in _list_shipped_files()}
     return {name: file for name, file in found.items() if file.name != SWEEP}
 
 
 def list_shipped_sweeps() -> dict[str, Traversable]:
-    """Return the sweeps that came with Headrace, by the folder whose recipes they compare."""
+    """Return the shipped sweeps by the folder whose recipes they compare."""
     return {name.rpartition("/")[0]: file for name, file in _list_shipped_files() if file.name == SWEEP}
 
 
@@ -186,12 +185,12 @@ def _read_into(draft: Draft, name: str, seen: tuple[str, ...], beside: Path | No
 
 
 def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
-    """Return where a recipe was found and its text: a path first, then a shipped name."""
+    """Return a recipe's path and text; look for a path first, then for a shipped name."""
     path = Path(name)
     try:
         path = (beside or Path()) / path.expanduser()
         if path.is_file():
-            # Resolved, or a circle through `..` would have another name every time around.
+            # Resolved, because a circle through `..` would have a new name each time.
             return str(path.resolve() if beside else path), path.read_text(encoding="utf-8")
     except (OSError, RuntimeError, ValueError) as error:  # expanduser knows no such user; no text; no path at all
         raise UsageError(f"recipe {str(path)[:200]!r} cannot be read: {error}") from error
@@ -226,7 +225,7 @@ def _note(draft: Draft, here: KeyPath, value: Any, source: str) -> None:
 
 
 def _set_all(draft: Draft, words: Sequence[str], name: str) -> Recipe:
-    """Return the recipe that the words make. Raises UsageError with what is wrong of all of them, and of the tables."""
+    """Return the recipe after all words. Raises UsageError with all faults of the words and of the tables."""
     refused = []
     for word in words:
         try:
@@ -243,13 +242,13 @@ def _set_all(draft: Draft, words: Sequence[str], name: str) -> Recipe:
 
 
 def _set(draft: Draft, word: str) -> None:
-    """Change one key by a word of the command line; the value is TOML, or else a string as given."""
+    """Set one key by a command-line word; the value is TOML, or else a string."""
     path, equals, text = word.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise UsageError(f"{SET} {word}: write {SET} table.key=value, as in {SET} trainer.steps=40")
     if keys[:2] == CLIENT:
-        word = f"{path}=…"  # what is given may be a secret in the wrong form
+        word = f"{path}=…"  # the value may be a secret in a wrong form
     table: Any = draft.table
     for depth in range(len(keys)):
         _check_name(draft, keys[: depth + 1], word)
@@ -284,7 +283,7 @@ def _parse_index(items: list[Any], key: str, word: str) -> int:
 
 
 def _check_name(draft: Draft, keys: list[str], word: str) -> None:
-    """Refuse a key that no recipe has, and a policy or workflow that this one lacks: nothing new by a slip."""
+    """Refuse an unknown key, and an unknown policy or workflow, so that a typing error adds nothing new."""
     *above, key = keys
     if is_value(above):
         raise UsageError(f"{SET} {word}: `{_join_keys(above)}` is one value, which has no keys")
@@ -312,7 +311,7 @@ def _value_of(text: str) -> Any:
 
 
 def _explain(error: ValidationError, draft: Draft, name: str, refused: Sequence[str] = ()) -> str:
-    """Return every fault in one message, a line each."""
+    """Return all faults in one message, one per line."""
     lines = [f"  {line}" for line in refused] + [
         f"  {draft.origin(location, name)}: {sentence}"
         for location, sentence in _describe_faults(error.errors(), draft.table)
@@ -331,9 +330,9 @@ def _describe_plain(errors: list[ErrorDetails]) -> list[tuple[KeyPath, str]]:
 
 
 def _find_trainer_faults(table: Table) -> list[tuple[KeyPath, str]]:
-    """Find faults in the keys of `[trainer]` that a policy or a shadow sets for itself.
+    """Find faults in the `[trainer]` keys that a policy or a shadow sets.
 
-    pydantic looks at them only when all else is right.
+    pydantic checks these only if everything else is right.
     """
     found: list[tuple[KeyPath, str]] = []
     policies = _table_at(table, "policies")
@@ -358,7 +357,7 @@ def _table_at(table: Table, *keys: str) -> Table:
 
 
 def _describe_fault(error: ErrorDetails) -> str:
-    """Return what is wrong with one key: the key, the fault, what was given, what it is for."""
+    """Describe the fault of one key: the key, the fault, the given value, the key's purpose."""
     location = error["loc"]
     above = [str(part) for part in location[:-1]]
     if error["type"] == "extra_forbidden":
@@ -370,7 +369,7 @@ def _describe_fault(error: ErrorDetails) -> str:
 
 
 def describe_value(error: ErrorDetails) -> str:
-    """Return what is wrong with a value, and the value, unless that may be a secret or the sentence has it already."""
+    """Describe a wrong value; quote it unless it may be a secret or is already in the message."""
     fault = _describe_words(error)
     is_masked = [*error["loc"][:2]] == CLIENT or isinstance(error.get("ctx", {}).get("error"), MaskedValueError)
     is_said = isinstance(error["input"], Mapping) or repr(error["input"])[:40] in fault
@@ -387,14 +386,14 @@ def _cut(text: str) -> str:
 
 
 def _name_location(location: KeyPath) -> str:
-    """Return what a key is for: the first sentence of its text, in brackets."""
+    """Return a key's purpose: the first sentence of its text, in brackets."""
     about = list_children([str(part) for part in location[:-1]]).get(str(location[-1]) if location else "", "")
     first = " ".join(about.split()).partition(". ")[0]
     return f" ({first.rstrip('.')})" if first else ""
 
 
 def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
-    """Return that a key is unknown, with the nearest known one and those that are allowed there."""
+    """Return the message for an unknown key, with the nearest known key and the allowed keys."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
     hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
@@ -407,7 +406,7 @@ def _suggest_nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
 
 
 def _find_elsewhere(key: str) -> str:
-    """Find a key that is right by its name and wrong by its table."""
+    """Suggest the right table for a key in a wrong table."""
     found = [dotted for dotted in list_known_keys() if dotted.rpartition(".")[2] == key]
     return f"did you mean `{found[0]}`?" if found else ""
 

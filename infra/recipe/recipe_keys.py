@@ -1,4 +1,4 @@
-"""Which keys a recipe may have, read off the settings classes: for errors that name what is allowed."""
+"""The allowed keys of a recipe, from the settings classes, for error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.schemas.field_texts import read_field_texts
 
 
 def list_children(path: Sequence[str]) -> dict[str, str]:
-    """Return the fixed keys below a dotted path and what each is for; none where the names are the user's own."""
+    """Return the fixed keys below a dotted path with their purposes; none if users choose the names."""
     kind = _find_kind(path)
     if not _is_model(kind):
         return {}
@@ -24,14 +24,14 @@ def list_children(path: Sequence[str]) -> dict[str, str]:
 
 
 def _text_of(kind: type[BaseModel], name: str) -> str:
-    """Return the text under a field, in the class that has it."""
+    """Return the text under a field, in the class that defines it."""
     texts = (_read_settings_texts().get(one.__name__, {}).get(name) for one in kind.__mro__)
     return inspect.cleandoc(next((text for text in texts if text), ""))
 
 
 @functools.cache
 def _read_settings_texts() -> dict[str, dict[str, str]]:
-    return read_field_texts(settings)  # pydantic would look for them in every process that reads a recipe
+    return read_field_texts(settings)  # pydantic would read them in every process
 
 
 def list_fields(path: Sequence[str]) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def list_fields(path: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_free(path: Sequence[str]) -> bool:
-    """Return whether any key may be below the path: settings of a `use`, fields of a model config, roles."""
+    """Return whether any key is allowed below the path: settings of a `use`, fields of a model config, roles."""
     kind = _find_kind(path)
     if _is_model(kind):
         return issubclass(kind, Named)
@@ -49,12 +49,12 @@ def is_free(path: Sequence[str]) -> bool:
 
 
 def is_value(path: Sequence[str]) -> bool:
-    """Return whether one plain value is at the path, which has no keys."""
+    """Return whether the path is a plain value without keys."""
     return _find_kind(path) in (bool, int, float, str)
 
 
 def list_known_keys() -> tuple[str, ...]:
-    """Return every fixed dotted key; `<name>` is for names of policies and workflows."""
+    """Return every fixed dotted key; `<name>` stands for names of policies and workflows."""
     return tuple(_walk(Recipe, ""))
 
 
@@ -70,9 +70,9 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _find_kind(path: Sequence[str]) -> Any:
-    """Return the type of what is at a path; None where nothing is known."""
+    """Return the type at a path; None for an unknown path."""
     if len(path) == 3 and path[0] in {"policies", "shadows"} and path[2] == "trainer":
-        return TrainerSettings  # held as a plain table, as its keys are checked together with [trainer]
+        return TrainerSettings  # a plain table, because its keys are checked together with [trainer]
     kind: Any = Recipe
     for key in path:
         if _is_model(kind):

@@ -1,4 +1,4 @@
-"""Write `docs/settings.md`: every key of a recipe, with the text under its field in `settings.py`.
+"""Writes `docs/settings.md`: every key of a recipe with the text under its field in `settings.py`.
 
 Run it as `python -m headrace.infra.recipe.settings_page`, in a clone.
 """
@@ -60,7 +60,7 @@ def _render_tables(model: type[BaseModel], path: str, texts: dict[str, dict[str,
 
 
 def _find_table(kind: Any) -> tuple[type[BaseModel] | None, bool]:
-    """Return the settings that a field holds as a table, and whether there is one table for each name."""
+    """Return the settings class of a table field, and whether it has one table per name."""
     found = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Settings)]
     return (found[0] if found else None), get_origin(kind) is dict
 
@@ -108,12 +108,12 @@ def _describe_default(field: FieldInfo) -> str:
 
 
 def _flatten(text: str) -> str:
-    """Return a text in one line, with names of pages as links."""
+    """Return a text in one line, with page names as links."""
     return re.sub(r"`docs/([\w-]+\.md)`", r"[\1](\1)", " ".join(text.split()))
 
 
 def main() -> None:
-    """Write the page of the clone that is the working folder."""
+    """Write the page in the clone that is the working folder."""
     SETTINGS_PAGE.write_text(render_page())
 
 

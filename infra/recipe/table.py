@@ -1,4 +1,4 @@
-"""A table of a recipe, and values that are checked alike in several: numbers, temperatures, the name of a run."""
+"""Base of a recipe's tables, and common value types: numbers, temperatures, the name of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pydantic import (
 from headrace.schemas.topics import check_name
 
 MOST_NUMBER = 2**32
-"""Of a setting without a bound of its own: in seconds a century, about what a wait of the system can take."""
+"""Largest value of a setting without its own bound: a century in seconds, near the longest wait of the system."""
 MOST_PROCESSES = 4096
-"""Of one kind that one machine starts."""
+"""Most processes of one kind on one machine."""
 MOST_PARTITIONS = 100_000
 """librdkafka's limit for a topic."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100
-"""At which engines sample: below it, a quotient may be beyond every float."""
+"""Lowest sampling temperature: with a lower one, scaled logits may overflow."""
 
 
 class Settings(BaseModel):
@@ -34,7 +34,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _check_number(cls, given: Any, parse: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        """Refuse what no number of a recipe means. pydantic takes true for 1, and an integer of any size."""
+        """Refuse invalid numbers: pydantic accepts true as 1, and integers of any size."""
         if cls.model_fields[str(info.field_name)].annotation not in (int, float):
             return parse(given)
         if isinstance(given, bool):
@@ -53,4 +53,4 @@ def _refuse_near_zero(temperature: float) -> float:
 Temperature: TypeAlias = Annotated[float, Field(ge=0, le=MOST_TEMPERATURE), AfterValidator(_refuse_near_zero)]
 """A sampling temperature, or 0 for the likeliest token."""
 RunName: TypeAlias = Annotated[str, AfterValidator(lambda name: check_name("run", name))]
-"""A text that topics can be named by."""
+"""A name that can be part of topic names."""

@@ -10,13 +10,13 @@ from headrace.schemas.records import ClaimCheck, TrajectoryGroup
 
 
 def fetch_trajectories(group: TrajectoryGroup, fetch: Callable[[ClaimCheck], bytes]) -> TrajectoryGroup:
-    """Return a group as its worker encoded it, from its object when it has a claim check.
+    """Return the complete group, fetched from the store if it has a claim check.
 
     Args:
-        group: As its message holds it.
+        group: The group in its message.
         fetch: `Run.get_group`.
 
-    Raises MessageRefused as `undecodable` or `missing_object`, and Unavailable as `fetch` does.
+    Raises MessageRefused as `undecodable` or `missing_object`, and Unavailable from `fetch`.
     """
     if group.claim is None:
         return group

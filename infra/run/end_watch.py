@@ -1,4 +1,4 @@
-"""Says that the run is over: a part that was started by hand outlives it, and nothing comes any more."""
+"""Logs the end of the run, because a component started by hand outlives it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ END_LOOK_EVERY_S = 5.0
 
 
 class EndWatch:
-    """Looks at the recipe topic now and then, and logs each end of the run once.
+    """Checks the recipe topic from time to time, and logs each end of the run once.
 
     Args:
         run: The run.
-        now: What this part still does, and when to stop it.
-        whose: Further fields of the line.
+        now: What this component still does, and when to stop it.
+        whose: Further fields of the log line.
     """
 
     def __init__(self, run: Run, now: str, **whose: str) -> None:
@@ -31,7 +31,7 @@ class EndWatch:
         self._due = 0.0
 
     def look(self) -> None:
-        """Look, now and then. An unreachable Kafka is ignored here: the run loop reports it."""
+        """Check if it is time. An unreachable Kafka is ignored here, because the run loop reports it."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + END_LOOK_EVERY_S
@@ -39,7 +39,7 @@ class EndWatch:
             found = [one.ended for one in self._news.look() if one.run_id == self._run.run_id]
         except Unavailable:
             return
-        for ended in found:  # the newest revision decides: a run may be gone on with
+        for ended in found:  # the newest revision decides, because a run may continue
             self._is_logged = self._is_logged and ended == self._ended
             self._ended = ended
         if self._ended and not self._is_logged:

@@ -1,7 +1,7 @@
-"""The records that replays are of, which hold what replays only name: the group's bytes, its rewards, what is kept.
+"""Finds the first uses of replays, whose records hold the group's bytes, rewards and kept trajectories.
 
-Both are on one partition of the curated topic, the first use before all others. Its record is looked for backwards, in
-steps that grow, from where the replay names it: nothing is kept but what was asked for.
+A replay and its first use are on the same partition of the curated topic, the first use first. The search goes
+backwards from the place that the replay names, in growing steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.records import CuratedGroup
 
 FIRST_STEP = 64
-"""Offsets that are looked through behind the one where a first use should be; each further step is twice as long."""
+"""Offsets in the first search step before the named place of a first use; each further step is twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class CuratedReplay:
-    """Where a replay is, and of which group."""
+    """Place and group of a replay."""
 
     partition: int
     offset: int
@@ -33,7 +33,7 @@ class CuratedReplay:
 def find_first_uses(
     connection: Connection, topic: str, run_id: str, replays: Iterable[CuratedReplay]
 ) -> dict[CuratedReplay, Message]:
-    """Return the record of each replay's first use, of those that are still on the log. Waits for what is open there.
+    """Return the records of the replays' first uses that are still on the log; wait for open transactions.
 
     Raises KafkaAway or KafkaRefused.
     """
@@ -54,9 +54,9 @@ def _search_partition(
     for replay in replays:
         wanted.setdefault(task_key(replay.stream, replay.number), []).append(replay)
     found: dict[CuratedReplay, Message] = {}
-    # Nobody finds anything behind the replay itself, whatever a broken record says.
+    # Never search after the replay itself, whatever a broken record says.
     end = max(replay.offset - max(replay.back, 0) for replay in replays) + 1
-    # Every record before it may have a marker behind it; aborted records are further back.
+    # Every earlier record may be followed by a marker; aborted records move it further back.
     low, step = min(replay.offset - 2 * max(replay.back, 0) for replay in replays) - FIRST_STEP, FIRST_STEP
     while wanted and end > begin:
         low = max(begin, min(low, end - step))
@@ -68,12 +68,12 @@ def _search_partition(
 
 
 def complete_replay(replay: CuratedGroup, first: CuratedGroup) -> CuratedGroup:
-    """Return a replay with what only the record of its first use has."""
+    """Return a replay completed from the record of its first use."""
     return replace(replay, group=first.group, kept=first.kept, rewards=first.rewards)
 
 
 def is_first_use(message: Message, run_id: str) -> bool:
-    """Return, by its headers, whether a curated record is the first use of a group of this run."""
+    """Return whether a curated record is, by its headers, the first use of a group of this run."""
     try:
         stamp = Stamp.from_headers(message.headers)
     except HeaderError:

@@ -1,13 +1,15 @@
-"""A member of a consumer group whose memory is one state per partition, restored exactly.
+"""A member of a consumer group with one state per partition, which is restored exactly.
 
-The commit metadata of each offset names the offset, in `state`, of the newest snapshot of that partition; the snapshot
-names its input position. On assignment: `committed()`, which waits for a pending transaction; that one snapshot; then
-the records from its position up to the committed offset, handled silently. A partition is paused until it is restored.
+The commit metadata of each offset names the newest snapshot of that partition by its offset in the topic `state`, and
+the snapshot names its input position. When a partition is assigned, the member first asks for the committed offset,
+which waits for a pending transaction. It then reads that one snapshot, and handles the records from its position up to
+the committed offset without writing. The partition is paused until it is restored.
 
-A turn is cut: what it writes must come through within the transaction's time also on a slow connection, and whoever
-reads from a slow store must poll now and then. What is left comes first in the next turn.
+The length of a turn is limited: what it writes must reach the broker within the transaction's time even on a slow
+connection, and a member that reads from a slow store must poll now and then. What is left comes first in the next
+turn.
 
-A turn in which something could not be read ends with a snapshot: after a fix the same bytes, handled again, might be.
+A turn with an unreadable record ends with a snapshot, because after a fix the same bytes might be readable.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ log = structlog.get_logger()
 
 MOST_TURN_RECORDS = 64
 MOST_TURN_BYTES = 8 << 20
-"""Written in one turn, and one record's more."""
+"""Most bytes written in one turn, plus one record."""
 MOST_S = 2.0
-"""Seconds of handling in one turn, and one record's more."""
+"""Most seconds of handling in one turn, plus one record."""
 CONSUMER_TURN_S = 0.15
 REBALANCE_S = 30.0
 RESTORE_S = 2.0
@@ -55,25 +57,25 @@ RESTORE_S = 2.0
 
 @dataclass(slots=True)
 class _Held:
-    """A partition that is ours."""
+    """A partition that this member owns."""
 
     state: PartitionState
     position: int
-    """Next input offset after what was handled."""
+    """Next input offset to handle."""
     snapshot_offset: int
     """Offset in `state` of the newest snapshot; -1 before the first."""
     snapshot_due: float
     handled: bool = False
-    """Records were handled since the last commit."""
+    """Whether records were handled since the last commit."""
 
 
 class GroupConsumer:
     """Drives one `PartitionState` per assigned partition; implements the run loop's `Component`.
 
     Args:
-        membership: Who it is.
+        membership: Identity and topics of the member.
         make_state: Returns the empty state of a partition.
-        when_idle: Called after a poll that brought nothing.
+        when_idle: Called after a poll without records.
     """
 
     def __init__(
@@ -88,13 +90,13 @@ class GroupConsumer:
         self._held: dict[PartitionId, _Held] = {}
         self._owned: set[PartitionId] = set()
         self._restore: Restore | None = None
-        """Restore of partitions that are assigned and not held yet."""
+        """Restore of assigned partitions that are not held yet."""
         self._left: list[Message] = []
-        """What the last turn was cut before."""
+        """Records left over from the last turn."""
         self._turn_began, self._turn_bytes = math.inf, 0
-        """When the turn's first record was handled, and what it writes so far."""
+        """When the turn's first record was handled, and the bytes written so far."""
         self._due: list[PartitionId] = []
-        """Partitions whose snapshots are in the transaction that is being written."""
+        """Partitions whose snapshots are in the current transaction."""
         self._metadata: Any = None
         self._consumer: Consumer = open_consumer(membership.connection, membership.component, membership.group)
         self._consumer.subscribe(
@@ -107,14 +109,14 @@ class GroupConsumer:
     # ------------------------------------------------------------------------------------------------------- rebalance
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Own; the states are restored before the first record is read."""
+        """Own partitions; their states are restored before the first record is read."""
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
         self._owned.update((tp.topic, tp.partition) for tp in partitions)
         log.info("partitions.assigned", partitions=_name_partitions(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget: what was handled is committed, and what was not belongs to the next owner."""
+        """Forget partitions: handled records are committed, and others belong to the next owner."""
         consumer.incremental_unassign(partitions)
         lost = {(tp.topic, tp.partition) for tp in partitions}
         self._owned -= lost
@@ -126,7 +128,7 @@ class GroupConsumer:
         log.info("partitions.revoked", partitions=_name_partitions(partitions))
 
     def _fetch_committed(self, partition_ids: Iterable[PartitionId]) -> list[TopicPartition]:
-        """Return committed offsets with their metadata; waits for transactions that are pending."""
+        """Return committed offsets with their metadata; wait for pending transactions."""
         asked = [TopicPartition(*partition_id) for partition_id in partition_ids]
         doing = f"asking for committed offsets of group {self.membership.group}"
         try:
@@ -142,7 +144,7 @@ class GroupConsumer:
     # --------------------------------------------------------------------------------------------------------- restore
 
     def _continue_restore(self) -> None:
-        """Restore partitions that are new for a while; hold those that are restored, and read them from now on."""
+        """Continue restoring new partitions for a limited time; hold and read restored ones."""
         if self._restore is None:
             if not (new := self._owned - self._held.keys()):
                 return
@@ -153,7 +155,7 @@ class GroupConsumer:
         self._close_restore()
         for partition_id, one in restored.items():
             self._hold(partition_id, one)
-        with translate_kafka_errors("reading on"):
+        with translate_kafka_errors("consuming the next records"):
             for partition_id, one in restored.items():
                 if one.was_lost:
                     self._consumer.seek(TopicPartition(*partition_id, one.end))
@@ -171,7 +173,7 @@ class GroupConsumer:
     # ----------------------------------------------------------------------------------------------- the loop's steps
 
     def poll(self, watch: Stopwatch) -> list[Message]:
-        """Return owned records, first those that the last turn left; partitions that are new are restored first."""
+        """Return records of owned partitions, the last turn's leftovers first; continue restoring new partitions."""
         most = max(MOST_TURN_RECORDS - len(self._left), 1)
         with watch.measure("consume"):
             raw = self._consumer.consume(most, 0)
@@ -193,7 +195,7 @@ class GroupConsumer:
         return messages
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Hand the record to its partition's state, or keep it for the next turn where this one is full."""
+        """Pass the record to its partition's state, or keep it for the next turn if this turn is full."""
         if self._is_turn_full:
             self._left.append(message)
             return ()
@@ -214,7 +216,7 @@ class GroupConsumer:
         return bool(self._left) or self._turn_bytes >= MOST_TURN_BYTES or late
 
     def tick(self) -> Iterable[Outgoing]:
-        """Nothing follows from time."""
+        """Return nothing: only records give output."""
         return ()
 
     @property
@@ -222,8 +224,8 @@ class GroupConsumer:
         """Whether records were handled since the last commit."""
         return any(held.handled for held in self._held.values())
 
-    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - nothing rests on it
-        """Return the snapshots that are due, of partitions that moved."""
+    def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - not needed
+        """Return the due snapshots of partitions with handled records."""
         now = time.monotonic()
         self._due = [
             partition_id for partition_id, held in self._held.items() if held.handled and now >= held.snapshot_due
@@ -231,7 +233,7 @@ class GroupConsumer:
         return [self._build_snapshot(partition_id, self._held[partition_id]) for partition_id in self._due]
 
     def offsets(self, before: Sequence[Ticket]) -> GroupOffsets | None:
-        """Return every moved partition's offset with that of its newest snapshot; `before` are those just written."""
+        """Return the offsets of partitions with handled records, with their newest snapshots' offsets as metadata."""
         for partition_id, ticket in zip(self._due, before, strict=True):
             held = self._held[partition_id]
             held.snapshot_offset = ticket.offset
@@ -260,20 +262,20 @@ class GroupConsumer:
         return Outgoing(state_topic, codec.encode(snapshot), key, partition=state_partition)
 
     def rewind(self) -> None:
-        """Drop all memory, ask again for the committed offsets, and go on from there."""
+        """Drop all memory, fetch the committed offsets again, and continue from there."""
         self._held.clear()
         self._left.clear()
         self._close_restore()
         if self._owned:
             committed = self._fetch_committed(self._owned)
-            with translate_kafka_errors("going back"):
+            with translate_kafka_errors("finding the last committed offsets"):
                 self._consumer.pause(committed)
             for tp in committed:
-                with translate_kafka_errors(f"going back to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
+                with translate_kafka_errors(f"seeking to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
                     self._seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
 
     def _seek(self, tp: TopicPartition) -> None:
-        """Go to an offset; nothing to do of a partition that was just assigned: it begins with the committed one."""
+        """Seek to an offset; ignore a partition just assigned, which begins at its committed offset anyway."""
         try:
             self._consumer.seek(tp)
         except KafkaException as error:

@@ -1,10 +1,10 @@
-"""Restoring the partitions of a group consumer: all of them with one reader of snapshots and one of inputs.
+"""Restores the partitions of a group consumer with one reader of snapshots and one reader of inputs.
 
-A member of a group must poll now and then, so the work is cut: each call goes on for a stretch of time. Nobody restores
-from "the end" of `state`: an open transaction hides the newest snapshot there.
+A member of a group must keep polling, so each call works for a limited time. A restore never uses "the end" of `state`,
+because an open transaction may hide the newest snapshot there.
 
-Where Kafka has forgotten the offsets of a group that rested, the newest snapshot replaces them. What was handled
-after it has left its records: inputs are handled again, in memory, for as long as what follows from them is in the log.
+If Kafka has deleted the offsets of a stopped group, the newest snapshot replaces them. Then inputs after the snapshot
+are handled again in memory as long as their output records are on the log.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ log = structlog.get_logger()
 
 
 MessageIdentity = tuple[bytes, tuple[tuple[str, bytes | None], ...]]
-"""Key and headers."""
+"""Key and headers of a message."""
 
 
 class StateLost(HeadraceError):
-    """The snapshot that a committed offset names is not there, or cannot be known."""
+    """The snapshot of a committed offset is missing or unknown."""
 
 
 class PartitionState(Protocol):
-    """The memory of one input partition: a function of its records in order, without I/O or a clock."""
+    """The state of one input partition: a function of its records in order, without I/O or a clock."""
 
     @property
     def is_last_refused(self) -> bool:
-        """Whether the record that was handled last was refused, and became a dead letter."""
+        """Whether the last handled record became a dead letter."""
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Take in one record; return what follows."""
+        """Take in one record; return the resulting records."""
 
     def snapshot(self) -> bytes:
         """Return the state."""
 
     def restore(self, body: bytes) -> None:
-        """Take the state that `snapshot` returned."""
+        """Restore the state of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who a group consumer is."""
+    """Identity and topics of a group consumer."""
 
     connection: Connection
     component: str
@@ -72,7 +72,7 @@ class Membership:
         return self.state_topic, self.state_partition
 
     def describe_forgetting(self, partition_id: PartitionId) -> str:
-        """Return how a partition is restored from its newest snapshot, whatever its group has committed."""
+        """Return the advice to restore a partition from its newest snapshot by deleting its committed offset."""
         topic, partition = partition_id
         return (
             "stop the run, delete the committed offset by `kafka-consumer-groups --bootstrap-server "
@@ -82,7 +82,7 @@ class Membership:
 
     @property
     def branch_remedy(self) -> str:
-        """How to go on without the state: what was trained is kept, and what was curated is not."""
+        """Advice to continue without the state: trained weights are kept, untrained curated groups are lost."""
         run = self.state_topic.partition(".")[0]
         return (
             f"begin a new run with its weights by `headrace up RECIPE --set name={run}-2 --branch "
@@ -107,15 +107,15 @@ class Restored:
     snapshot_offset: int
     """Offset in `state` of its newest snapshot; -1 before the first."""
     was_lost: bool = False
-    """Whether its offset was forgotten, so that `end` is what the log shows."""
+    """Whether Kafka had deleted its offset, so that `end` was found from the log."""
 
 
 class Restore:
-    """Restores partitions, a stretch at a time.
+    """Restores partitions in limited steps.
 
     Args:
-        member: Whose they are.
-        committed: Their committed offsets with metadata; one that is negative was never committed.
+        member: The owner of the partitions.
+        committed: Committed offsets with metadata; negative if never committed.
         make_state: Returns the empty state of a partition.
     """
 
@@ -130,23 +130,23 @@ class Restore:
         self._make_state = make_state
         self._found: dict[PartitionId, Restored] = {}
         self._lost: dict[PartitionId, int] = {}
-        """Partitions whose offsets were forgotten, with the offsets of their newest snapshots."""
+        """Partitions whose offsets Kafka has deleted, with the offsets of their newest snapshots."""
         self._bodies: dict[PartitionId, bytes] = {}
-        """What these snapshots hold."""
+        """The contents of these snapshots."""
         self._written: dict[PartitionId, set[MessageIdentity]] = {}
-        """What is in partitions of topics that were written to."""
+        """The records in the partitions of output topics."""
         self._steps = self._restore_all()
 
     def drop(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Restore these no more: they are another member's."""
+        """Stop restoring these partitions, which another member now owns."""
         for partition_id in partition_ids:
             self._committed.pop(partition_id, None)
             self._found.pop(partition_id, None)
 
     def continue_for(self, most_s: float) -> dict[PartitionId, Restored] | None:
-        """Go on for so many seconds, or a step more; return all when they are restored, until then None.
+        """Work for at most `most_s` seconds plus one step; return all states when all are restored, else None.
 
-        Raises StateLost, LogTruncated, KafkaAway, KafkaRefused, and whatever a state raises.
+        Raises StateLost, LogTruncated, KafkaAway, KafkaRefused, and errors of a state.
         """
         end = time.monotonic() + most_s
         for _ in self._steps:
@@ -159,11 +159,11 @@ class Restore:
         return self._found
 
     def close(self) -> None:
-        """Leave what is left."""
+        """Stop, and close the readers."""
         self._steps.close()
 
     def _restore_all(self) -> Generator[None]:
-        """Do all, yielding after each record."""
+        """Restore all partitions, yielding after each record."""
         positions = {partition_id: one.offset for partition_id, one in self._committed.items()}
         refuse_lost_tail(self._member.connection, positions)
         yield from self._find_lost_offsets()
@@ -177,10 +177,10 @@ class Restore:
         yield from self._handle_inputs()
 
     def _find_lost_offsets(self) -> Iterator[None]:
-        """Find the snapshots of partitions without an offset where somebody has been before.
+        """Find the newest snapshots of partitions whose committed offsets are missing although they were used.
 
-        To begin anew there would be to curate everything a second time. A cluster forgets the offsets of a group that
-        rests for longer than its offsets.retention.minutes.
+        Without this, everything would be curated a second time. A cluster deletes the offsets of a group that is
+        stopped for longer than offsets.retention.minutes.
         """
         new = {
             self._member.key(partition_id): partition_id
@@ -196,10 +196,10 @@ class Restore:
                 yield
 
     def _recover_end(self, partition_id: PartitionId) -> Iterator[None]:
-        """Find how far a partition was handled: as far as what follows from its records is in the log.
+        """Find how far a partition was handled: as far as the output of its records is on the log.
 
-        A state is a function of its records, and what follows was written with the offset that was forgotten. Records
-        of which nothing follows are handled again, to the same end.
+        A state is a function of its records, and their output was written together with the deleted offset. Records
+        without output are handled again with the same result.
         """
         if partition_id not in self._found:
             return
@@ -274,7 +274,7 @@ class Restore:
         )
 
     def _read_offset(self, committed: TopicPartition) -> int:
-        """Return the snapshot that a member wrote beside an offset. Raises StateLost when somebody else wrote it."""
+        """Return the snapshot's offset in a commit's metadata. Raises StateLost if another program wrote it."""
         metadata, partition_id = committed.metadata or "", _partition_of(committed)
         try:
             return int(json.loads(metadata)["snapshot"])
@@ -287,7 +287,7 @@ class Restore:
             ) from error
 
     def _handle_inputs(self) -> Iterator[None]:
-        """Hand every state the records from its snapshot to its committed offset; what follows was written then."""
+        """Pass every state the records from its snapshot to its committed offset; their output is on the log."""
         begins = {partition_id: one.begin for partition_id, one in self._found.items() if one.begin < one.end}
         if not begins:
             return
@@ -302,7 +302,7 @@ class Restore:
 
 
 def _identify(record: Message | Outgoing) -> MessageIdentity:
-    """Return what tells a record of ours from others of its topic."""
+    """Return the identity of a record within its topic."""
     return record.key, tuple(record.headers)
 
 

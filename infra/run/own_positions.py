@@ -1,10 +1,10 @@
-"""What a component does that is alone in its role and keeps its own positions: feeder, evaluator.
+"""Positions and snapshots of a component that is the only one of its kind: feeder, evaluator.
 
-Its state and its positions are in one snapshot in `state`, written in the same transaction as what followed from
-them. Its stable transactional id fences any process that held the role before. So a restore takes the newest snapshot
-before the high watermark that it sees after `init_transactions`: nothing can be written behind it.
+Its state and positions are in one snapshot in `state`, written in the same transaction as the resulting records. Its
+stable transactional id fences any earlier process. So a restore takes the newest snapshot below the high watermark
+after `init_transactions`, because the earlier process can write nothing later.
 
-State that grows is cut into parts, each under a key of its own, of which those that changed are written.
+Large state is cut into parts with separate keys, and only changed parts are written.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
 
 SNAPSHOT_EVERY_S = 5.0
-"""Seconds between snapshots while anything changes."""
+"""Seconds between snapshots while the state changes."""
 OF_PART = "|"
-"""Separator between a component and a part of its state in the keys of its snapshots."""
+"""Separator of component and part in snapshot keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Who the component is."""
+    """Identity and topics of the component."""
 
     connection: Connection
     component: str
-    """Key of its snapshots; one process at a time plays it."""
+    """Name of the component and key of its snapshots; only one process at a time has it."""
     run_id: str
     state: PartitionId
     """The partition that holds its snapshots."""
     topics: tuple[str, ...]
-    """Topics that it reads."""
+    """Input topics."""
 
 
 class OwnPositions:
-    """Restores, polls and snapshots for one role. Build it after the transactional writer, which fences."""
+    """Restores, polls and makes snapshots for one role. Build it after the transactional writer, which fences."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -63,7 +63,7 @@ class OwnPositions:
         self.restored: bytes | None = snapshot.body if snapshot else None
         """Body of the newest snapshot; None at the first start."""
         self.parts = {name: part.body for name, part in found.items()}
-        """Bodies of the newest of its parts, by name, but for those that were taken back."""
+        """Bodies of its newest parts by name, without removed ones."""
         given = positions_of(snapshot) if snapshot else {}
         self.reader = TopicReader(
             role.connection, find_whole_topics(role.connection, role.topics, given), role.component
@@ -79,16 +79,16 @@ class OwnPositions:
         return found
 
     def catch_up(self) -> Iterable[Message]:
-        """Yield what came since the snapshot, up to this moment's ends."""
+        """Yield the records since the snapshot, up to the current ends."""
         return self.reader.catch_up()
 
     def snapshot(self, body: bytes, parts: Mapping[str, bytes | None] | None = None) -> list[Outgoing]:
-        """Return the records of this state and of the positions that belong to it.
+        """Return the snapshot records of a state with the current positions.
 
         Args:
-            body: The state, or what of it is always written.
-            parts: Parts of it that have changed, by name; None takes one back. The others stay as they were written
-                last. They belong into one transaction with the body.
+            body: The state, without its parts.
+            parts: Changed parts by name; None removes a part. Unchanged parts keep their last record. Write them in one
+            transaction with the body.
         """
         positions = {name_partition(partition_id): offset for partition_id, offset in self.reader.positions.items()}
         whole = self._build_record(self.role.component, body, positions)
@@ -102,24 +102,24 @@ class OwnPositions:
         return Outgoing(topic, value, key.encode(), partition=partition, is_null=body is None)
 
     def rewind(self) -> None:
-        """Raise MustRestart: such a component is rebuilt as a whole."""
+        """Raise MustRestart: the component is rebuilt completely."""
         raise MustRestart(f"{self.role.component} starts again from its newest snapshot")
 
     def close(self) -> None:
-        """Leave."""
+        """Close the reader."""
         self.reader.close()
 
 
 def run_alone(component: str, run: str, build: Callable[[Run, TransactionalWriter], Component]) -> None:
-    """Run the one component of its kind of `kafka://host:port/run` until a signal, built anew as often as it must be.
+    """Run the only component of its kind of `kafka://host:port/run` until a signal; rebuild it when necessary.
 
-    `build` is given the writer, which has fenced any other process of that kind.
+    `build` gets the writer, which has fenced any other process of this kind.
     """
     address = parse_run(run)
     configure_logging(component, run=address.run)
     stop = stop_on_signals()
     for attempt in begin_attempts(stop):
-        with attempt, ExitStack() as life:  # no name here keeps the component for longer than its life
+        with attempt, ExitStack() as life:  # no variable keeps the component alive after its attempt
             joined = join_to_write(address, JOIN_PATIENCE_S, stop)
             writer = TransactionalWriter(joined.connection, f"{address.run}.{component}", joined.topic_names)
             life.enter_context(closing(writer))
@@ -127,7 +127,7 @@ def run_alone(component: str, run: str, build: Callable[[Run, TransactionalWrite
 
 
 def read_newest_snapshot(connection: Connection, state: PartitionId, component: str) -> Snapshot | None:
-    """Return the newest committed snapshot of a component, without its parts; None when there is none."""
+    """Return the newest committed snapshot of a component, without its parts; None if there is none."""
     newest = None
     for message in read_partition(connection, state):
         if message.key == component.encode():
@@ -136,7 +136,7 @@ def read_newest_snapshot(connection: Connection, state: PartitionId, component: 
 
 
 def _read_newest(connection: Connection, state: PartitionId, component: str) -> dict[str, Snapshot]:
-    """Return the newest committed snapshot of a component, under an empty name, and of its parts, by theirs."""
+    """Return the newest committed snapshots of a component (name "") and of its parts, by name."""
     found: dict[str, Snapshot] = {}
     for message in read_partition(connection, state):
         whose, _, part = message.key.decode(errors="replace").partition(OF_PART)
@@ -150,7 +150,7 @@ def _read_newest(connection: Connection, state: PartitionId, component: str) -> 
 
 
 def positions_of(snapshot: Snapshot) -> dict[PartitionId, int]:
-    """Return the next input offsets that a snapshot holds."""
+    """Return the next input offsets in a snapshot."""
     return {_parse_partition(name): offset for name, offset in snapshot.positions.items()}
 
 

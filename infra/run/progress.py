@@ -1,4 +1,4 @@
-"""How far a run has come, and whether a corrected recipe is simply taken: only as long as it has trained nothing."""
+"""A run's progress: only a run that has not trained accepts a changed recipe without being asked."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from headrace.schemas.records import BatchTrained, WeightsPublished
 from headrace.schemas.topics import Topics
 
 OF_VERSION_0 = frozenset({"path", "model", "alphabet", "warm_start", "lora"})
-"""Keys of a policy that its version 0 was made by."""
+"""Keys of a policy that determine its version 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """What the trainers of a run have written."""
+    """Progress of a run's trainers."""
 
     has_trained: bool = False
-    """Whether there is a version beyond 0, or a record that cannot be read."""
+    """Whether there is a version above 0, or an unreadable record."""
     begun: frozenset[str] = frozenset()
-    """Policies whose version 0 is there."""
+    """Policies with a version 0."""
 
     def can_take(self, differences: Iterable[str]) -> bool:
-        """Return whether a recipe with these differences, `key: old -> new`, is taken without being asked for.
+        """Return whether a recipe with these differences, `key: old -> new`, is accepted without --new-recipe.
 
-        Version 0 of a policy stays: a recipe that would have made another one is not taken in silence.
+        Version 0 of a policy stays, so a recipe that would have made another version 0 is not accepted.
         """
         if self.has_trained:
             return False
         keys = [line.partition(":")[0].split(".") for line in differences]
-        if self.begun and ["seed"] in keys:  # models and adapters are drawn by it
+        if self.begun and ["seed"] in keys:  # models and adapters are drawn from the seed
             return False
         return not any(
             key[0] == "policies" and len(key) > 2 and key[1] in self.begun and key[2] in OF_VERSION_0 for key in keys
@@ -41,7 +41,7 @@ class RunProgress:
 
 
 def read_progress(address: RunAddress, recipe: Recipe) -> RunProgress:
-    """Return how far a run has come, by its recipe. Raises KafkaAway and KafkaRefused."""
+    """Return the progress of a run. Raises KafkaAway and KafkaRefused."""
     topics, begun = Topics(address.run), set()
     for message in read_all(address.connection, [topics.batches(one) for one in recipe.policy_variants]):
         batch = read_record(message, BatchTrained)

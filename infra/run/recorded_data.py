@@ -1,4 +1,4 @@
-"""Which data a run goes by: what its revisions record, against what is read here."""
+"""Compares the data on this machine with the data recorded in a run's revisions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from headrace.schemas.records import ReadData, UsedEnvironment
 
 
 class OtherData(UsageError):
-    """The data here is not that which the run goes by: replayed, it would draw other problems."""
+    """The data on this machine differs from the run's, so a replay would draw other problems."""
 
 
 def newest_environments(recorded: Iterable[tuple[UsedEnvironment, ...]]) -> tuple[UsedEnvironment, ...]:
-    """Return the environment of each workflow, the newest of each, from revisions in order; old runs have none."""
+    """Return the newest environment of each workflow, from revisions in order; old runs have none."""
     return tuple({one.workflow: one for environments in recorded for one in environments}.values())
 
 
 def find_data_differences(known: Iterable[UsedEnvironment], here: Iterable[UsedEnvironment]) -> list[str]:
-    """Return `data of WORKFLOW, PATH: OLD -> NEW` for data that has another content here than recorded.
+    """Return `data of WORKFLOW, PATH: OLD -> NEW` for data whose content differs from the recorded one.
 
-    Of another path it is the recipe that differs. An environment's version is recorded, and not compared.
+    For another path the recipe differs, not the data. An environment's version is recorded but not compared.
     """
     before = {one.workflow: one for one in known}
     return [
@@ -33,20 +33,20 @@ def find_data_differences(known: Iterable[UsedEnvironment], here: Iterable[UsedE
 
 
 def check_data(known: Iterable[UsedEnvironment], here: Iterable[UsedEnvironment]) -> None:
-    """Raise OtherData where data here is not what the run goes by; data without a record is accepted."""
+    """Raise OtherData if data differs from the run's; data without a record is accepted."""
     if differing := find_data_differences(known, here):
         raise OtherData(
-            "the data here differs from the data of the run:\n"
+            "the data on this machine differs from the data of the run:\n"
             + "\n".join(f"  {line}" for line in differing)
-            + "\nBring the run's data here; or, to use this data, stop the run and give the command that began it "
-            "again with --new-recipe"
+            + "\nCopy the run's data here; or, to use this data, stop the run and give the command that began it again "
+            "with --new-recipe"
         )
 
 
 def _find_changed(
     old: tuple[ReadData, ...], new: tuple[ReadData, ...]
 ) -> Iterator[tuple[str, list[ReadData], list[ReadData]]]:
-    """Yield each path that both have, with what stands under it; one path may be read as several splits."""
+    """Yield each common path with its data on both sides; one path may be read as several splits."""
     for path in dict.fromkeys(one.path for one in new):
         before, after = ([one for one in some if one.path == path] for some in (old, new))
         if before and before != after:
@@ -54,7 +54,7 @@ def _find_changed(
 
 
 def describe_data(one: ReadData) -> str:
-    """Return how many rows it has, and the first digits of its hash."""
+    """Return the number of rows and the first digits of the hash."""
     return f"{one.rows:,} rows, {one.content[:SHOWN_DIGITS]}"
 
 

@@ -1,4 +1,4 @@
-"""Versions whose objects `headrace gc` has deleted, or is about to: as it recorded in `state`."""
+"""Versions whose objects `headrace gc` has deleted or is about to delete, as recorded in `state`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.schemas.records import ObjectsRetired
 from headrace.schemas.topics import policy_variant_of, prefix_of_retired
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
-"""What is retired of a policy."""
+"""Kinds of retired objects of a policy."""
 Ranges = tuple[tuple[int, int], ...]
 """(first, last) of consecutive versions, both retired."""
 
 
 class Retired:
-    """What is retired of one run's policies and shadows; the newest record of each holds all that ever was."""
+    """Retired versions of one run's policies and shadows; the newest record of each has the complete list."""
 
     def __init__(self, run_id: str, policies: Iterable[str]) -> None:
         self._run_id = run_id
@@ -26,7 +26,7 @@ class Retired:
         self._ranges: dict[tuple[str, str], Ranges] = {}
 
     def fold_message(self, message: Message) -> bool:
-        """Take in a message of `state`; return whether it is about this."""
+        """Take in a message of `state`; return whether it is a record of retired objects."""
         if not message.key.startswith(self._prefixes):
             return False
         record = read_record(message, ObjectsRetired)
@@ -41,14 +41,14 @@ class Retired:
         return any(first <= version <= last for first, last in self.ranges(policy, what))
 
     def ranges(self, policy: str, what: str) -> Ranges:
-        """Return all of a policy."""
+        """Return all retired versions of a policy."""
         return self._ranges.get((policy, what), ())
 
 
 def read_retired(run: Run) -> Retired:
-    """Read what is retired of a run up to the high watermark of this moment.
+    """Read the retired versions of a run up to the current high watermark.
 
-    It is recorded before anything is deleted: whoever has missed an object, and reads this afterwards, finds it here.
+    The record comes before the deletion, so a process that misses an object and then reads this finds it here.
     """
     found = Retired(run.run_id, run.recipe.policy_variants)
     for message in read_all(run.connection, [run.topics.state]):
@@ -57,7 +57,7 @@ def read_retired(run: Run) -> Retired:
 
 
 def describe_versions(versions: Iterable[int]) -> str:
-    """Return versions for people, consecutive ones as one: `0, 50 to 63`."""
+    """Return versions as text, with ranges for consecutive ones: `0, 50 to 63`."""
     ranges: list[list[int]] = []
     for version in sorted(versions):
         if ranges and version == ranges[-1][1] + 1:

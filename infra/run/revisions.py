@@ -1,4 +1,4 @@
-"""The recipe topic as the launcher writes it: a run begins, goes on, or is given a changed recipe."""
+"""Writes the recipe topic: when a run begins, continues, or gets a changed recipe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from headrace.schemas.topics import Topics, TopicSpec
 
 WRITE_TIMEOUT_S = 30
 SWAP = "swap"
-"""Component of the transactional id under which later revisions are written, whoever does."""
+"""Component of the transactional id that all writers of later revisions share."""
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ def plan_revision(
     new_recipe: bool,
     parent: str = "",
 ) -> RecipeRevision | None:
-    """Return what is to be written to the recipe topic before the run can go on; None when nothing is.
+    """Return the revision to write before the run can go on; None if there is nothing to write.
 
     A first revision begins a run, whose objects are under its run id: runs that share a bucket, also from several
     clusters, are distinguished by it. A changed recipe, or one whose plug-ins have another source, becomes the next
@@ -119,9 +119,9 @@ def plan_revision(
 
 
 def _keep_swapped_chain(before: Sequence[RecipeRevision], recipe: Recipe) -> tuple[bool, Recipe]:
-    """Return whether a swap's chain stays in force, and the recipe with it: until the next swap, or another chain.
+    """Return whether a swap's chain stays in force, and the recipe with it (until the next swap or another chain).
 
-    After a swap of the chain, a run is resumed by the command that began it, whose recipe has the earlier chain.
+    After a swap, a run is resumed with the command that began it, whose recipe still has the old chain.
     """
     newest = before[-1]
     asked = next((one for one in reversed(before) if not one.swapped), newest)
@@ -131,7 +131,7 @@ def _keep_swapped_chain(before: Sequence[RecipeRevision], recipe: Recipe) -> tup
 
 
 def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
-    """Raise UsageError for a policy of another adapter: checkpoints hold the old one, engines have its shape."""
+    """Raise UsageError for a changed adapter of a policy, because checkpoints and engines have the old shape."""
     for name, policy in old.policies.items():
         if name in new.policies and policy.lora != new.policies[name].lora:
             raise UsageError(
@@ -141,9 +141,10 @@ def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
 
 
 def join_to_write(address: RunAddress, patience_s: float, stop: threading.Event) -> Run:
-    """`join` for a component that writes: the schemas of its build are on the recipe topic before its first record.
+    """`join` for a component that writes: first puts the schemas of its build on the recipe topic.
 
-    Components of an older build that meet such a record look there. Several that write the same at once do no harm.
+    Components of an older build look there when they meet an unknown schema. Several processes may write the same
+    schemas at once.
     """
     run = join(address, patience_s, stop)
     if not run.has_schemas:
@@ -154,7 +155,7 @@ def join_to_write(address: RunAddress, patience_s: float, stop: threading.Event)
 
 
 def read_known_revisions(address: RunAddress) -> list[RecipeRevision]:
-    """Return the revisions of a run, oldest first; none when its topic is not there."""
+    """Return the revisions of a run, oldest first; none if its topic does not exist."""
     return read_revisions(address) if _is_there(address) else []
 
 
@@ -168,7 +169,7 @@ def read_topic_specs(first: bytes | None, recipe: Recipe) -> tuple[TopicSpec, ..
 
 
 def read_first_revision(address: RunAddress) -> bytes | None:
-    """Return the oldest revision of a run as it is on its topic; None when there is none."""
+    """Return the oldest revision of a run as bytes; None if there is none."""
     if not _is_there(address):
         return None
     messages = read_all(address.connection, [Topics(address.run).recipe])
@@ -180,7 +181,7 @@ def _is_there(address: RunAddress) -> bool:
 
 
 def build_revision(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:
-    """Return a revision of today's recipe and schemas."""
+    """Return a revision of a recipe with the current schemas."""
     return RecipeRevision(
         run_id=run_id,
         revision=number,
@@ -193,16 +194,16 @@ def build_revision(run_id: str, number: int, recipe: Recipe, store: str, ended: 
 
 
 def write_revision(connection: Connection, topic: str, revision: RecipeRevision, first: bytes | None = None) -> None:
-    """Write a run's first revision, or one that says nothing new, and return when the cluster has it.
+    """Write a run's first revision, or one without news, and return when the cluster has it.
 
-    Raises HeadraceError when it does not take it. A later revision is for `write_later`.
+    Raises HeadraceError if the cluster refuses it. Use `write_later` for a later revision.
 
     Args:
         connection: The cluster.
         topic: The recipe topic.
         revision: What to write.
-        first: What `read_first_revision` returned. It is written in its schema: whoever reads the topic's first
-            can read this one, and learns from it the schemas of all that follows.
+        first: Result of `read_first_revision`. The revision is written in its schema, so every reader of the first
+            revision can read this one, and learns from it the schemas of later records.
     """
     value = codec.encode(revision) if first is None else codec.encode_like(revision, first)
     # An idempotent producer waits a second for its id from a broker that has just started, and everybody waits for the
@@ -223,16 +224,16 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
 
 
 def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]) -> RecipeRevision | None:
-    """Write a revision after a run's first, and return it; None when there is nothing to write.
+    """Write a later revision of a run and return it; None if there is nothing to write.
 
-    All who write later revisions share one transactional id, and each reads the topic again when it has fenced the
-    others: no number gets two contents.
+    All writers of later revisions share one transactional id, and each reads the topic after it has fenced the others.
+    So no number gets two contents.
 
     Args:
         address: The run.
-        settle: Returns what is to be written, by what the topic holds when it is called.
+        settle: Returns the revision to write, from the topic's content at its call.
 
-    Raises what `settle` does; Fenced when another writer took over, and Aborted, whereupon nothing was written.
+    Raises the errors of `settle`; Fenced if another writer took over, and Aborted; then nothing was written.
     """
     topic = Topics(address.run).recipe
     with closing(TransactionalWriter(address.connection, f"{address.run}.{SWAP}", [topic])) as writer:
@@ -264,7 +265,7 @@ def find_differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def is_chain_change(old: Recipe, new: Recipe) -> bool:
-    """Return whether two recipes are the same but for their chains, so that a run can go over while it goes on."""
+    """Return whether two recipes differ only in their chains, so that a running run can switch."""
     return replace_chain(new, old) == old
 
 

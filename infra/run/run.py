@@ -1,4 +1,4 @@
-"""What a component has of its run after joining it: all from the `recipe` topic, no other file."""
+"""A joined run, as known from the `recipe` topic alone."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ T = TypeVar("T")
 STORE_AWAY_S = 60.0
 LONGEST_PAUSE_S = 5.0
 RUNS_LISTING_S = 5.0
-"""A client's first question may take three of them."""
+"""Least patience in seconds; a client's first request may take three."""
 KEYS_FILE = "keys_file"
-"""Key, in the text of a store, of the file that holds the keys of an embedded one."""
+"""Key in a store's JSON for the file with an embedded store's keys."""
 STORE_NAME = "main"
 """Name of the run's store in claim checks."""
 LARGEST_GROUP_BYTES = 256 << 20
-"""Behind a claim check; two hundred trajectories of 128k tokens."""
+"""Most bytes of a group in the store: two hundred trajectories of 128k tokens."""
 
 
 class NoSuchRun(HeadraceError):
@@ -61,7 +61,7 @@ class NoSuchRun(HeadraceError):
 
 
 class RunEnded(HeadraceError):
-    """The run has ended: nobody would work off what is asked for."""
+    """The run has ended, so nobody would process the request."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +71,28 @@ class Run:
     address: RunAddress
     run_id: str
     revisions: tuple[Recipe, ...]
-    """Every revision of the recipe, by number."""
+    """All revisions of the recipe, by number."""
     store_address: StoreAddress
     ended: str = ""
     """Why the run has ended; empty while it goes on."""
     has_schemas: bool = True
     """Whether the recipe topic has every schema that this build writes in."""
     recipe_end: int = 0
-    """Next offset of the recipe topic: whoever follows it begins there, and never takes an old end for a new one."""
+    """Next offset of the recipe topic, from which followers read, so that they see no old end as new."""
     source: str = ""
-    """Offline experiments: name of the run, on the same cluster, over whose batches it was trained."""
+    """Offline experiments: name of the run on the same cluster whose batches it was trained on."""
     plug_ins: Mapping[str, str] = field(default_factory=dict)
-    """Sources of plug-ins that the run goes by: the newest hash that its revisions record of each top-level module."""
+    """The newest recorded source hash of each plug-in's top-level module."""
     environments: Mapping[int, tuple[UsedEnvironment, ...]] = field(default_factory=dict)
-    """Revision to what it records of environments and their data; none in runs of before these records."""
+    """Recorded environments and data by revision; none in older runs."""
     asks_for_published: bool = False
-    """Whether curators refuse groups that name a version which is not published: not in runs of before that rule."""
+    """Whether curators refuse groups that name an unpublished version; false in older runs."""
     asks_for_issued: bool = False
-    """Whether curators refuse groups of numbers that were never issued: not in runs of before that rule."""
+    """Whether curators refuse groups whose number was never issued; false in older runs."""
     state_partitions: int = 1
     """Number of partitions of `state`; fixed for a run."""
     parent: str = ""
-    """Of a branch: run id and versions that it began with, `RUN-ID solver@40`."""
+    """For a branch: run id and versions that it began with, `RUN-ID solver@40`."""
 
     @property
     def connection(self) -> Connection:
@@ -110,13 +110,13 @@ class Run:
         return len(self.revisions) - 1
 
     def environments_at(self, revision: int) -> tuple[UsedEnvironment, ...]:
-        """Return the environment and data of each workflow under a revision; none where nothing is recorded."""
+        """Return the recorded environment and data of each workflow under a revision."""
         numbers = sorted(number for number in self.environments if number <= revision)
         return newest_environments(self.environments[number] for number in numbers)
 
     @property
     def partitions(self) -> int:
-        """Number of partitions of the topics of groups: what the run began with, as it is fixed."""
+        """Number of partitions of the topics of groups, fixed for a run."""
         return self.revisions[0].kafka.partitions
 
     @property
@@ -125,17 +125,17 @@ class Run:
         return Topics(self.address.run)
 
     def state_partition_id(self, component: str) -> PartitionId:
-        """Return where a component has its records in `state`."""
+        """Return the partition of `state` for a component."""
         return self.topics.state, state_partition(component, self.state_partitions)
 
     @property
     def topic_specs(self) -> tuple[TopicSpec, ...]:
-        """All its topics, as they should be."""
+        """Specifications of all its topics."""
         return self.recipe.topic_specs_with(self.state_partitions)
 
     @property
     def topic_names(self) -> tuple[str, ...]:
-        """All its topics."""
+        """Names of all its topics."""
         return tuple(spec.name for spec in self.recipe.topic_specs)
 
     @cached_property
@@ -145,15 +145,15 @@ class Run:
 
     @cached_property
     def weights_cache(self) -> ObjectCache | Uncached:
-        """Objects of weights that this machine shares, or those of the store where it is to keep none."""
+        """Source of weight objects: this machine's shared cache, or the store if the cache is off."""
         most_bytes = int(self.recipe.store.cache_gib * 2**30)
         return ObjectCache(self.store, cache_folder() / "weights", most_bytes) if most_bytes else Uncached(self.store)
 
     def resolve(self, policy: str | None, variant: str | None = None) -> str:
         """Return the policy variant that `--policy` and `--variant` name; without both, the only policy.
 
-        `policy` may be a policy variant itself. Raises UsageError when the run has none of that name, or several
-        policies and none is named.
+        `policy` may itself be a policy variant. Raises UsageError for an unknown name, or without a name if the run has
+        several policies.
         """
         if variant:
             return self._find_shadow(policy, variant)
@@ -181,10 +181,10 @@ class Run:
         *,
         anew: bool = False,
     ) -> ClaimCheck:
-        """Store bytes, waiting as long as the store is unreachable; return the claim check that a record carries.
+        """Store bytes, waiting while the store is unreachable; return the claim check for a record.
 
-        With `anew` they are sent whatever the store has under their name: that may have been altered.
-        Raises StoreUnavailable when that is given up.
+        With `anew` they are sent even if the store has the object, which may be damaged. Raises StoreUnavailable if the
+        upload is given up.
         """
         stored = self.store.compute_stored_object(data, kind, suffix)
         _wait_for_store(lambda: self.store.put_named(stored, data, anew=anew), math.inf, given_up)
@@ -193,7 +193,7 @@ class Run:
     def get(self, claim: ClaimCheck) -> bytes:
         """Return the bytes behind a claim check, verified, waiting while the store is unreachable.
 
-        Only for a minute, then it raises StoreUnavailable: a member of a group must poll now and then. Raises as
+        After a minute it raises StoreUnavailable, because a member of a group must keep polling. Raises as
         `ObjectStore.get`, and ObjectMissing for a claim on another store.
         """
         if claim.store != STORE_NAME:
@@ -203,19 +203,19 @@ class Run:
         return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_AWAY_S)
 
     def get_group(self, claim: ClaimCheck) -> bytes:
-        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        """`get` for an encoded group. Raises ObjectCorrupt for a too large group."""
         refuse_large_group(claim)
         return self.get(claim)
 
 
 def refuse_large_group(claim: ClaimCheck) -> None:
-    """Raise ObjectCorrupt for a group that is too large to be held."""
+    """Raise ObjectCorrupt for a too large group."""
     if claim.size_bytes > LARGEST_GROUP_BYTES:
         raise ObjectCorrupt(f"a group must have at most {LARGEST_GROUP_BYTES} bytes; got {claim.size_bytes}")
 
 
 def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:
-    """Call until the store answers, which is logged once; at the end of patience its error is raised."""
+    """Call until the store answers, and log the wait once; raise its error after `patience_s`."""
     began, logged, given_up = time.monotonic(), False, given_up or threading.Event()
     backoff = Backoff(0.1, LONGEST_PAUSE_S)
     while True:
@@ -236,18 +236,18 @@ def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threadin
 
 
 JOIN_PAUSE_S = 0.2
-"""Between two looks for a run."""
+"""Seconds between two attempts to find a run."""
 LONGEST_JOIN_PAUSE_S = 10.0
-"""The same where the cluster refuses the user: accounts are locked after too many wrong passwords."""
+"""The same if the cluster refuses the user, because wrong passwords may lock accounts."""
 
 
 def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | None = None) -> Run:
-    """Read a run's recipe from its topic, waiting for broker and recipe as long as the patience lasts.
+    """Read a run's recipe from its topic, waiting for broker and recipe up to `patience_s`.
 
-    A `stop` that is set ends the wait.
+    Setting `stop` ends the wait.
 
-    Raises NoSuchRun when there is no recipe, KafkaAway or KafkaRefused when the topic cannot be read, StopRequested,
-    and AddressUnreachable where the cluster answers only at the address that was given.
+    Raises NoSuchRun without a recipe, KafkaAway or KafkaRefused if the topic cannot be read, StopRequested, and
+    AddressUnreachable if the brokers' advertised addresses do not answer.
     """
     begin = time.monotonic()
     end, logged, pauses = begin + patience_s, False, Backoff(JOIN_PAUSE_S, LONGEST_JOIN_PAUSE_S)
@@ -304,14 +304,14 @@ def _join(address: RunAddress) -> Run:
 
 
 def list_runs(connection: Connection, patience_s: float) -> list[str]:
-    """Return the runs of a cluster, by the recipe topics that it shows. Raises what `fetch_topics` does."""
+    """Return the runs of a cluster, from its visible recipe topics. Raises as `fetch_topics`."""
     topics = fetch_topics(connection, patience_s, 5).topics
     parted = (name.partition(".") for name in topics)
     return sorted(run for run, _, kind in parted if kind == "recipe")
 
 
 def require_run(address: RunAddress, names: Collection[str]) -> None:
-    """Raise NoSuchRun, with the runs that the cluster has, unless this one is among them."""
+    """Raise NoSuchRun, with the cluster's runs, unless this run is among them."""
     if address.run not in names:
         there = f"there are {', '.join(names)}"
         if not names:
@@ -323,20 +323,20 @@ def require_run(address: RunAddress, names: Collection[str]) -> None:
 
 
 def find_groups_run(run: Run) -> Run:
-    """Return the run whose topics hold the groups: of an offline experiment, the one it was trained over."""
+    """Return the run whose topics hold the groups: for an offline experiment, its source run."""
     while run.source:
         run = join(RunAddress(run.connection, run.source))
     return run
 
 
 def find_missing_schemas(found: Iterable[RecipeRevision]) -> dict[str, str]:
-    """Return the schemas that this build writes in and no revision holds, by record."""
+    """Return the schemas of this build that no revision has, by record."""
     known = {text for revision in found for text in revision.schemas.values()}
     return {name: text for name, text in codec.schema_texts().items() if text not in known}
 
 
 class RecipeNews:
-    """What came onto a run's recipe topic since an offset; read only when the topic has grown. Safe in any thread."""
+    """New records on a run's recipe topic since an offset, read only if the topic has grown. Thread-safe."""
 
     def __init__(self, address: RunAddress, begin: int) -> None:
         self._address = address
@@ -345,7 +345,7 @@ class RecipeNews:
         self._looks = False
 
     def look(self) -> list[RecipeRevision]:
-        """Return what is new, its schemas learnt. Raises KafkaAway."""
+        """Return the new revisions after learning their schemas. Raises KafkaAway."""
         partition_id = (Topics(self._address.run).recipe, 0)
         with self._lock:
             if self._looks:  # what it reads may be unknown itself
@@ -363,9 +363,9 @@ class RecipeNews:
 
 
 def refuse_replaced(run: Run) -> None:
-    """Raise MustRestart when the topics by now hold a later run of the same name, whose records are not ours to judge.
+    """Raise MustRestart if the topics now belong to a later run of the same name.
 
-    Raises KafkaAway when nobody answers.
+    Raises KafkaAway without an answer.
     """
     found = join(run.address).run_id
     if found != run.run_id:
@@ -375,9 +375,9 @@ def refuse_replaced(run: Run) -> None:
 
 
 def read_revision(message: Message) -> RecipeRevision | None:
-    """Return what is in a message of the recipe topic, its schemas learnt.
+    """Return the revision in a message of the recipe topic, after learning its schemas.
 
-    None for a record of schemas alone; None, and a warning, for one that cannot be read.
+    Returns None for a record with only schemas; for an unreadable record logs a warning and returns None.
     """
     revision = _read_and_learn(message)
     return revision if revision is not None and revision.recipe else None
@@ -394,13 +394,13 @@ def _read_and_learn(message: Message) -> RecipeRevision | None:
 
 
 def read_revisions(address: RunAddress) -> list[RecipeRevision]:
-    """Return what is on a run's recipe topic, oldest first: revisions, and the mark of the run's end."""
+    """Return the records of a run's recipe topic, oldest first: revisions, and the end of the run."""
     messages = read_all(address.connection, [Topics(address.run).recipe])
     return _keep_first_run([revision for message in messages if (revision := read_revision(message)) is not None])
 
 
 def _keep_first_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
-    """Return the revisions of the run that began the topic; a process of another run may have written there."""
+    """Return the revisions of the topic's first run, as a process of another run may have written there."""
     ours = [revision for revision in found if revision.run_id == found[0].run_id]
     if len(ours) < len(found):
         log.warning("message.other_run", run_id=found[0].run_id, others=len(found) - len(ours))
@@ -408,10 +408,10 @@ def _keep_first_run(found: list[RecipeRevision]) -> list[RecipeRevision]:
 
 
 def parse_store(revision: RecipeRevision) -> StoreAddress:
-    """Return the store that a revision names. Raises UsageError when it names none, or nobody its keys.
+    """Return the store that a revision names. Raises UsageError if the store or its keys are missing.
 
-    The keys of an embedded one are in the file that the revision names; in runs of 0.1, in the revision itself. Where
-    the file cannot be read there are none, and only a request to the store is refused: most looks make none.
+    The keys of an embedded store are in the file that the revision names, or in the revision itself in runs of 0.1. If
+    the file cannot be read, only requests to the store fail, which most commands do not make.
     """
     try:
         where = json.loads(revision.store)
@@ -428,11 +428,11 @@ def parse_store(revision: RecipeRevision) -> StoreAddress:
     if not access_key and not keys_file:
         from headrace.infra.store.access import find_keys
 
-        find_keys()  # missing keys are reported now, and not at the first object
+        find_keys()  # report missing keys now, not at the first object
     return replace(address, keys_file=keys_file)
 
 
 def describe_store(address: StoreAddress) -> str:
-    """Return the store that a recipe revision names: never its keys, as every reader of the topic sees them."""
-    text = {"url": address.to_url(), "access_key": "", "secret_key": ""}  # builds before this one ask for all three
+    """Return a store as JSON for a recipe revision, without keys, because every reader of the topic sees it."""
+    text = {"url": address.to_url(), "access_key": "", "secret_key": ""}  # older builds need all three keys
     return json.dumps({**text, KEYS_FILE: address.keys_file} if address.keys_file else text)

@@ -1,6 +1,6 @@
-"""Who runs `headrace up` for a run on a cluster that several machines share: a live member of the group `RUN.up`.
+"""Finds other `headrace up` processes of a run on a shared cluster: they are members of the group `RUN.up`.
 
-The statuses of its workers say so too, but only some time after the start.
+Worker statuses show this too, but only some time after the start.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from headrace.schemas.topics import Topics
 log = structlog.get_logger()
 
 JOIN_S = 15.0
-"""How long it may take to be a member; a group's first one waits for its coordinator."""
+"""Most seconds to become a member; the first member of a group waits for its coordinator."""
 ANSWER_S = 3.0
-"""For one answer: a coordinator that is not there yet gives none, and is asked again."""
+"""Seconds for one answer; a new coordinator gives none at first, and is asked again."""
 LEAVE_S = 2.0
 PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One `headrace up`, as the id of its client tells it to the others."""
+    """One `headrace up`, as encoded in its client id."""
 
     host: str
     folder: str
@@ -42,7 +42,7 @@ class Holder:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Holder:
-        """Return this process, which runs the run of a data folder."""
+        """Return the holder for this process and a data folder."""
         return cls(socket.gethostname(), str(folder.absolute()), now_ms())
 
 
@@ -55,7 +55,7 @@ class UpLease:
         self._stay: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Return the lease, which is not taken yet."""
+        """Return the lease, not yet taken."""
         return self
 
     def __exit__(
@@ -67,9 +67,9 @@ class UpLease:
             self._stay.join(LEAVE_S)
 
     def take(self, address: RunAddress) -> list[Holder]:
-        """Become a member; return others that run this run: of two that do so at once, one at least sees the other.
+        """Become a member; return other holders. Of two concurrent processes, at least one sees the other.
 
-        Returns none where it takes too long to become one, which is logged. Raises KafkaAway and KafkaRefused.
+        If joining takes too long, logs this and returns none. Raises KafkaAway and KafkaRefused.
         """
         group = Topics(address.run).up_group
         self._stay = threading.Thread(target=self._be_member, args=(address, group), name="up-lease", daemon=True)

@@ -1,13 +1,13 @@
-"""How an object store is reached: with which keys, and whose certificates are believed.
+"""Access to an object store: its keys, and trusted certificates.
 
-The first of these that holds keys decides:
+The first of these with keys is used:
 
 1. for an embedded store, which is on loopback, `store.json` in its data folder; in runs of 0.1 the run's own records
 2. HEADRACE_S3_ACCESS_KEY and HEADRACE_S3_SECRET_KEY
 3. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with AWS_SESSION_TOKEN where there is one
 4. the file that AWS_SHARED_CREDENTIALS_FILE names (~/.aws/credentials), its profile AWS_PROFILE (default)
 
-Secret keys are in no message of ours, nor in the `repr` of anything here.
+No message, and no `repr` here, contains a secret key.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ KEY_SOURCES = (
 
 
 class StoreKeys(Provider):
-    """Keys from where they are kept, which are looked at again for every request: a file's may be exchanged."""
+    """Keys that are read again for every request, because a file's keys may change."""
 
     def __init__(self, source: Provider, where: str) -> None:
         self._source, self._where = source, where
         self._last: Credentials | None = None
 
     def retrieve(self) -> Credentials:
-        """Return the keys; those of before while a file is being written. Raises UsageError when there are none."""
+        """Return the keys, or the last ones while a file is being written. Raises UsageError if there are none."""
         try:
             self._last = self._source.retrieve()
         except (ValueError, configparser.Error, OSError) as error:
             if self._last is None:
-                # An error of the parser quotes the line, which may be the secret.
+                # A parser error quotes the line, which may be the secret.
                 raise UsageError(
                     f"no keys for the object store in {self._where} ({type(error).__name__}): set {KEY_SOURCES} (in a "
                     "file, write % as %%)"
@@ -66,12 +66,12 @@ class StoreKeys(Provider):
 
 
 def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -> StoreKeys:
-    """Return the keys given, else those of the environment or of files. Raises UsageError when there are none.
+    """Return the given keys, else those of the environment or of files. Raises UsageError if there are none.
 
     Args:
-        access_key: Of a store that has keys of its own; empty for none.
+        access_key: Access key of a store with its own keys; empty for none.
         secret_key: As above.
-        keys_file: Where those of an embedded store are, and were not to be read; it is named where there are no others.
+        keys_file: Unreadable file with an embedded store's keys, to name in the error.
     """
     if access_key:
         keys = StoreKeys(StaticProvider(access_key, secret_key), "the run's records")
@@ -92,8 +92,8 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file}, where the run's embedded store has them and which cannot be read here (be the user of "
-                f"`headrace up`, on its machine), nor in {where}"
+                f"{keys_file} (the keys of the run's embedded store; only the user of `headrace up` can read them, on "
+                f"its machine), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
     keys.retrieve()
@@ -101,15 +101,15 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
 
 
 def open_connections(connect_s: float, read_s: float, *, secure: bool) -> urllib3.PoolManager:
-    """Return a pool of connections. Raises UsageError for a bundle of certificates that cannot be read."""
-    # No retries of urllib3's: with them a silent store is reported after many timeouts only.
+    """Return a pool of connections. Raises UsageError for an unreadable certificate bundle."""
+    # No urllib3 retries: with them a silent store would be reported only after many timeouts.
     timeout = urllib3.Timeout(connect=connect_s, read=read_s)
     context = _build_trust(*_find_ca_bundle()) if secure else None
     return urllib3.PoolManager(timeout=timeout, retries=False, maxsize=16, ssl_context=context)
 
 
 def _find_ca_bundle() -> tuple[str, str]:
-    """Return path and variable of the authorities to believe; empty for the system's."""
+    """Return path and variable of the trusted authorities; empty for the system's."""
     return next(((path, name) for name in CA_VARIABLES if (path := read_environment(name))), ("", ""))
 
 
@@ -125,7 +125,7 @@ def _build_trust(path: str, variable: str) -> ssl.SSLContext:
 
 
 def explain_tls_refusal(error: SSLError) -> str:
-    """Return why there is no TLS with a server, and what to do; empty when the connection only ended."""
+    """Return why TLS with a server fails, and the remedy; empty if the connection only ended."""
     cause = error.args[0] if error.args else None
     if isinstance(cause, ssl.SSLCertVerificationError):
         found = cause.verify_message

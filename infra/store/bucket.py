@@ -1,6 +1,6 @@
-"""Requests to one bucket of an S3 store: every failure is an error of `store_errors.py`.
+"""Requests to one bucket of an S3 store; every failure becomes an error of `store_errors.py`.
 
-The S3 client is imported when it is first needed. It takes a third of a second, and many commands look at topics alone.
+The S3 client is imported at its first use, because this takes a third of a second and many commands only read topics.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ UPLOAD_PART_BYTES = 8 * 1024 * 1024
 MOST_PARTS = 10_000
 """S3's limit; the parts of an object beyond 80 GB are larger."""
 JOIN_S, SLOWEST_JOIN_BYTES_PER_S = 30.0, 20_000_000
-"""How long a store may take for a part, or to join them all; nothing is won by sending all again too soon."""
+"""Seconds for a store to take a part or to join all parts; to send all again earlier would not help."""
 T = TypeVar("T")
 
 
 def _check_bucket_name(name: str) -> None:
-    """Raise UsageError for a name that S3 does not take."""
+    """Raise UsageError for an invalid bucket name."""
     from minio.helpers import check_bucket_name
 
     try:
@@ -45,9 +45,9 @@ def _check_bucket_name(name: str) -> None:
 
 
 class Bucket:
-    """One bucket, through one pool of connections. Safe to use from several threads; constructing asks nothing.
+    """One bucket with a pool of connections. Thread-safe; the constructor sends no request.
 
-    Raises UsageError for an endpoint that is not valid, and where there are no keys.
+    Raises UsageError for an invalid endpoint, or without keys.
     """
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
@@ -91,7 +91,7 @@ class Bucket:
     def ask(self, call: Callable[[], T], key: str) -> T:
         """Make one request, about an object or about the whole bucket ("").
 
-        A connection that the store closed while it was idle (a restart) fails at once, hence the second attempt.
+        A second attempt is made because an idle connection that the store has closed (a restart) fails at once.
         """
         from minio.error import InvalidResponseError, S3Error, ServerError
         from urllib3.exceptions import HTTPError, ProtocolError
@@ -109,7 +109,7 @@ class Bucket:
             raise translate_error(error, self.name_object(key), self.address, self.access_key) from error
 
     def stat(self, key: str) -> StoredAs | None:
-        """Return size and age of an object as the client has them; None when there is none."""
+        """Return the client's size and date of an object; None if it does not exist."""
         name = self.address.bucket
         try:
             return self.ask(lambda: self.client.stat_object(bucket_name=name, object_name=key), key)
@@ -117,7 +117,7 @@ class Bucket:
             return None
 
     def list_objects(self, prefix: str) -> list[ListedObject]:
-        """Return all objects whose keys begin so; uploads under way are left out."""
+        """Return all objects with this key prefix, without running uploads."""
 
         def request() -> list[ListedObject]:
             found = self.client.list_objects(bucket_name=self.address.bucket, prefix=prefix, recursive=True)
@@ -130,14 +130,14 @@ class Bucket:
         return self.ask(request, prefix)
 
     def delete(self, key: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object, if it exists."""
         name = self.address.bucket
         with suppress(ObjectMissing):
             self.ask(lambda: self.client.remove_object(bucket_name=name, object_name=key), key)
 
     @contextmanager
     def open_object(self, key: str, offset: int, length: int) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Open an object from `offset` on for so many bytes, 0 for all. To be called, and read, within `ask`."""
+        """Open `length` bytes of an object from `offset` on (0: all). Call and read it within `ask`."""
         response = self.client.get_object(
             bucket_name=self.address.bucket, object_name=key, offset=offset, length=length
         )
@@ -150,8 +150,8 @@ class Bucket:
     def upload(self, key: str, size_bytes: int, open_data: Callable[[], BinaryIO]) -> None:
         """Send an object; `open_data` is called again for a second attempt.
 
-        S3 may answer that it joins the parts of a large object, with status 200, and then that it could not: the client
-        takes that answer for one without an ETag.
+        S3 may answer status 200 while it joins the parts of a large object, and then report a failure; the client sees
+        this as an answer without an ETag.
         """
 
         def send(client: Minio) -> None:
@@ -182,7 +182,7 @@ class Bucket:
             http.clear()
 
     def has_bucket(self) -> bool:
-        """Return whether it is there."""
+        """Return whether the bucket exists."""
         return self.ask(lambda: self.client.bucket_exists(bucket_name=self.address.bucket), "")
 
     def make(self) -> None:
@@ -195,14 +195,14 @@ class Bucket:
             try:
                 self.client.make_bucket(bucket_name=name)
             except S3Error as error:
-                if error.code not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:  # another process was quicker
+                if error.code not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:  # another process was faster
                     raise
 
         if not self.has_bucket():
             self.ask(request, "")
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when the store answers; raises StoreUnavailable when it did not within `timeout_s`."""
+        """Wait until the store answers. Raises StoreUnavailable after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Endpoint and bucket of an object store, as a recipe names them."""
+"""Checks a recipe's endpoint and bucket of an object store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _IP = re.compile(r"(\d+\.){3}\d+")
 
 
 def split_scheme(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a `[store]` table whose endpoint has no scheme: `secure` says what it said. Raises ValueError."""
+    """Return a `[store]` table with the endpoint's scheme moved into `secure`. Raises ValueError."""
     endpoint = given.get("endpoint")
     scheme, _, host = endpoint.strip().partition("://") if isinstance(endpoint, str) else ("", "", "")
     if not host or scheme not in {"http", "https"}:
@@ -27,7 +27,7 @@ def split_scheme(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_endpoint(text: str) -> str:
-    """Return `host:port`, or a host alone, without blanks around it; empty for an empty text.
+    """Return `host:port` or a host, without blanks; empty for an empty text.
 
     Raises MaskedValueError.
     """
@@ -48,7 +48,7 @@ def parse_endpoint(text: str) -> str:
 
 
 def check_bucket(name: str) -> str:
-    """Return the name of a bucket. Raises ValueError for one that S3 makes no bucket of."""
+    """Return the name of a bucket. Raises ValueError for an invalid bucket name."""
     if not _BUCKET.fullmatch(name) or ".." in name or _IP.fullmatch(name):
         raise ValueError(
             f"must have 3 to 63 lower-case letters, digits, '-' and '.', without two dots in a row, begin and end with "

@@ -1,4 +1,4 @@
-"""Objects of weights on this machine: what its workers need is fetched once, and kept while there is room."""
+"""A cache of weight objects that all workers of a machine share."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ log = structlog.get_logger()
 TRIES = 3
 LOCK_POLL_S = 0.02
 FETCH_STUCK_S = 15.0
-"""A fetch that gets no byte for so long is not waited for any more: its process or its store has stopped."""
+"""Seconds without a byte after which another process's fetch counts as stuck."""
 MOST_FILES = 16_384
-"""Beyond this number, too, the oldest files go: a small model's deltas take no room, but time to be looked through."""
+"""Most files: a small model's deltas take little room, but time to list. Beyond it the oldest are removed."""
 ROOM_SLACK = 16
-"""A process looks for room again when it has brought in this fraction of what there may be: looking takes a while."""
+"""A process checks the room again after fetching this fraction of the limit, because a check takes time."""
 LONGEST_FETCH_S = 86_400.0
-"""What was begun before that, and is not whole, its process left behind when it was killed."""
+"""Seconds after which an incomplete file counts as left by a killed process."""
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Uncached:
-    """Objects from the store each time, for a machine that keeps none."""
+    """Fetches objects from the store each time, for a machine without a cache."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -45,34 +45,34 @@ class Uncached:
         return memoryview(self._store.get(claim.key, claim.sha256, claim.size_bytes))
 
     def drop(self, claim: ClaimCheck) -> None:
-        """Forget nothing."""
+        """Do nothing."""
 
 
 class ObjectCache:
-    """A folder of objects, each under its sha256, shared by processes; in 256 folders, by how their names begin.
+    """A folder of objects by sha256, shared by processes; in 256 subfolders by the first two digits.
 
-    A file appears whole and verified; what is in it later is not hashed again here, since whoever uses weights hashes
-    them anyway, and calls `drop` where they are not what they should be.
+    A file appears atomically after verification. It is not hashed again here, because users of weights hash them
+    anyway, and call `drop` for wrong ones.
 
     Args:
-        store: Where objects come from.
-        folder: Made when it is missing.
-        most_bytes: Beyond these, and a ROOM_SLACK-th for each process, what was not used for longest goes; an
-            object that is larger than that stays alone.
+        store: Source of the objects.
+        folder: The cache folder; created if missing.
+        most_bytes: Limit, exceeded by at most a ROOM_SLACK-th per process; the least recently used are removed. A
+            larger
+        object stays alone.
     """
 
     def __init__(self, store: ObjectStore, folder: Path, most_bytes: int) -> None:
         self._store, self._folder, self._most_bytes = store, folder, most_bytes
         self._has_warned = False
         self._brought: tuple[int, int] | None = None
-        """Bytes and files that were fetched since room was looked for; None at first."""
+        """Bytes and files fetched since the last check of room; None at first."""
 
     def get(self, claim: ClaimCheck) -> memoryview:
-        """Return an object, mapped from its file; it stays readable when the file goes. Raises as `ObjectStore.get`.
+        """Return an object mapped from its file, readable even after the file's removal. Raises as `ObjectStore.get`.
 
-        A caller waits for an object that another process is fetching, as long as that makes progress. Where the
-        folder cannot be used (a full disk, a file system that is read only, a process that was stopped with its lock)
-        the object comes from the store, which is logged once.
+        It waits while another process fetches the object with progress. If the folder is unusable (full disk, read-only
+        file system, stopped process with the lock), the object comes from the store, and this is logged once.
         """
         path = self._path(claim)
         try:
@@ -99,7 +99,7 @@ class ObjectCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._hold_lock(path.parent):
             for _ in range(TRIES):
-                # Others make room meanwhile, without this lock: what is open stays.
+                # Other processes remove files without this lock, but an open file stays readable.
                 with suppress(FileNotFoundError), path.open("rb") as file:
                     if os.fstat(file.fileno()).st_size == claim.size_bytes:
                         os.utime(file.fileno())
@@ -111,12 +111,12 @@ class ObjectCache:
         raise FileNotFoundError(f"{path} was deleted {TRIES} times right after it was fetched")
 
     def drop(self, claim: ClaimCheck) -> None:
-        """Forget an object whose file was altered."""
+        """Remove an object whose file is damaged."""
         with suppress(OSError, ObjectCorrupt):
             self._path(claim).unlink()
 
     def _path(self, claim: ClaimCheck) -> Path:
-        """Return an object's file. What a record holds becomes no path before it was looked at."""
+        """Return an object's path, after checking the record's hash."""
         if not _SHA256.fullmatch(claim.sha256):
             raise ObjectCorrupt(f"the claim check of {claim.key[:80]!r} must name a sha256; got {claim.sha256[:80]!r}")
         return self._folder / claim.sha256[:2] / claim.sha256
@@ -128,11 +128,11 @@ class ObjectCache:
         return size * ROOM_SLACK > self._most_bytes or files * ROOM_SLACK > MOST_FILES
 
     def _make_room(self, keep: str, free_bytes: int = 0) -> None:
-        """Remove what was not used for longest. Two who do so at once remove more than need be, and nothing wrong.
+        """Remove the least recently used files. Two concurrent processes may remove too many, which does no harm.
 
         Args:
-            keep: The sha256 of what is not removed.
-            free_bytes: So many are to be free on the disk that were not.
+            keep: The sha256 of an object to keep.
+            free_bytes: Bytes that must become free on the disk.
         """
         self._brought = (0, 0)
         for path in self._folder.glob("??/*.part"):
@@ -155,9 +155,9 @@ class ObjectCache:
 
     @contextmanager
     def _hold_lock(self, part: Path) -> Iterator[None]:
-        """Hold the lock of a folder of objects, which its process loses when it dies.
+        """Hold the lock of a subfolder, which a process loses when it dies.
 
-        Raises TimeoutError when whoever has it fetches nothing.
+        Raises TimeoutError if its holder makes no progress.
         """
         with (part / ".lock").open("ab") as file:
             self._lock(file, part)
@@ -176,7 +176,7 @@ class ObjectCache:
             time.sleep(LOCK_POLL_S)
 
     def _measure_fetched(self, part: Path) -> dict[str, int]:
-        """Return the sizes of what is being fetched."""
+        """Return the sizes of running fetches."""
         sizes = {}
         for path in part.glob("*.part"):
             with suppress(FileNotFoundError):

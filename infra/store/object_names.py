@@ -1,4 +1,4 @@
-"""What an object is called, and bytes on their way into the store."""
+"""The names of objects, and the bytes that are to be stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 Kind = Literal["weights", "files", "checkpoints", "groups", "examples"]
-"""Folder of an object; who may read and write which is in `policy.py`."""
+"""Folder of an object; `policy.py` says who may read and write which."""
 
 PROBE_FOLDER = "probe"
 """Folder of the one object that shows whether a bucket can be used."""
@@ -23,7 +23,7 @@ _SEGMENT = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")
 """Part of a key between slashes; never `.` or `..`."""
 
 Content = bytes | memoryview | Sequence[bytes | memoryview]
-"""Bytes of an object, or several pieces that follow each other, so that nobody need copy them together."""
+"""Bytes of an object, or several pieces that follow each other, so that they need not be copied together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def pieces_of(data: Content) -> list[memoryview]:
 
 
 class JoinedPieces(io.RawIOBase):
-    """Bytes to read from where they are, with no copy of them all."""
+    """A readable stream over pieces of bytes, without a copy of them all."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self._rest = deque(piece for piece in pieces if piece.nbytes)

@@ -1,4 +1,4 @@
-"""Where objects come from: what a reader of objects asks of a run, an archive or the cache of a machine."""
+"""Where objects come from: what a reader of objects needs of a run, an archive or the cache of a machine."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ class ObjectSource(Protocol):
     """Where the objects are that records name: a run, which has a store, or an archive."""
 
     def get(self, claim: ClaimCheck) -> bytes:
-        """Return an object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, and what else ends the reading."""
+        """Return an object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, or what ends the reading."""
         ...
 
     def get_group(self, claim: ClaimCheck) -> bytes:
-        """`get` for an encoded group. Raises ObjectCorrupt for one that is too large to be held."""
+        """Return an encoded group, as `get` does. Raises ObjectCorrupt for one that is too large for the memory."""
         ...
 
 
 class WeightObjects(Protocol):
-    """Objects of weights, which a cache may hold: large, and hashed by their reader."""
+    """Objects of weights, which are large, may come from a cache, and are hashed by their reader."""
 
     def get(self, claim: ClaimCheck) -> memoryview:
         """Return an object's bytes. Raises as `ObjectStore.get`."""
         ...
 
     def drop(self, claim: ClaimCheck) -> None:
-        """Forget an object: its bytes were not what they should be."""
+        """Remove an object from the cache, because its bytes were wrong."""
         ...

@@ -1,4 +1,4 @@
-"""Immutable objects, named by the hash of their content, in anything that speaks S3.
+"""Immutable objects, named by the hash of their content, in any store with the S3 interface.
 
 Nothing is ever overwritten with other bytes and every reader checks what it reads, so a store that tears overwrites and
 has no conditional put is good enough. An unreachable store is reported at once (StoreUnavailable, within 5 s on the
@@ -62,15 +62,15 @@ __all__ = [
 
 DOWNLOAD_CHUNK_BYTES = 1024 * 1024
 SPARED_BY_GC = timedelta(days=1)
-"""Garbage collection spares objects younger than this: their records may be on their way."""
+"""Garbage collection keeps objects younger than this, because their records may not be written yet."""
 TAKEN_AS_STORED = SPARED_BY_GC / 2
-"""`put` sends an object that is older than this anew, which makes it young. So what it has returned is spared for
-twelve hours at least, in which its record is to be written, however long the object had been there."""
+"""`put` sends an object that is older than this again, which makes it young. So garbage collection keeps what `put`
+has returned for twelve hours at least, however long the object had been there. Its record must be written by then."""
 T = TypeVar("T")
 
 
 class ObjectStore:
-    """Put and get immutable objects of one bucket. Safe to use from several threads; constructing asks nothing.
+    """Put and get immutable objects of one bucket. Safe to use from several threads; the constructor sends no request.
 
     Raises UsageError for an endpoint that is not valid, and where there are no keys.
     """
@@ -94,13 +94,13 @@ class ObjectStore:
         return f"{self.address.prefix}{kind}/{sha256}{suffix}"
 
     def put(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
-        """Store bytes under the name of their content; already there and young, they are not sent again."""
+        """Store bytes under the name of their content; if they are there and young, they are not sent again."""
         stored = self.compute_stored_object(data, kind, suffix)
         self.put_named(stored, data)
         return stored
 
     def compute_stored_object(self, data: Content, kind: Kind, suffix: str = "") -> StoredObject:
-        """Return what bytes will be once they are stored; the store is not asked."""
+        """Return how bytes will be named once they are stored; the store is not asked."""
         hashed, size = hashlib.sha256(), 0
         for piece in pieces_of(data):
             hashed.update(piece)
@@ -109,9 +109,9 @@ class ObjectStore:
         return StoredObject(self.key(kind, digest, suffix), digest, size)
 
     def put_named(self, stored: StoredObject, data: Content, *, anew: bool = False) -> None:
-        """`put` bytes that were named before, for a further try: they are not hashed a second time.
+        """`put` bytes that were named before, for another attempt: they are not hashed a second time.
 
-        With `anew` they are sent in any case: what is there may be altered.
+        With `anew` they are sent in any case, because the stored bytes may be damaged.
         """
         if anew or not self._is_young(stored):
             self._bucket.upload(stored.key, stored.size_bytes, lambda: io.BufferedReader(JoinedPieces(pieces_of(data))))
@@ -119,7 +119,7 @@ class ObjectStore:
     def get(self, key: str, sha256: str, size_bytes: int) -> bytes:
         """Return the object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable or StoreDenied.
 
-        A key that could be no object's is one that is missing: keys come from records that anybody may have written.
+        A key that is not valid counts as missing, because keys come from records that anybody may have written.
         """
         self._check(key)
 
@@ -131,12 +131,12 @@ class ObjectStore:
         return self._retry_if_torn(read)
 
     def verify(self, key: str, sha256: str, size_bytes: int) -> None:
-        """Read an object and keep nothing of it. Raises as `get`."""
+        """Read an object and check its hash, without keeping its bytes. Raises as `get`."""
         self._check(key)
         self._retry_if_torn(lambda: self._stream(key, sha256, size_bytes, _Counted()))
 
     def get_to_file(self, key: str, sha256: str, size_bytes: int, path: Path) -> None:
-        """Make the object a file at `path`, which appears whole and verified or not at all.
+        """Write the object into a file at `path`, which appears complete and verified or not at all.
 
         Raises as `get`, and OSError when the file cannot be written.
         """
@@ -154,16 +154,16 @@ class ObjectStore:
             temporary.unlink(missing_ok=True)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Bytes `start` to `start + length` of the object, not verified (the caller knows the hash of the part).
+        """Return bytes `start` to `start + length` of the object, not verified (the caller knows the hash of the part).
 
-        Raises ObjectCorrupt when the object ends before.
+        Raises ObjectCorrupt when the object ends before that.
         """
         if length == 0:
             return b""
 
         def read() -> bytes:
             with self._bucket.open_object(key, start, length) as response:
-                # The part comes as 206, from rclone as 200; a store without ranges sends all from the start.
+                # A part is answered with 206, by rclone with 200; a store without ranges sends the whole object.
                 content_length = int(response.headers.get("Content-Length", length))
                 if content_length > length:
                     response.read(start)
@@ -177,11 +177,11 @@ class ObjectStore:
         return data
 
     def has_object(self, key: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether there is such an object."""
         return self._bucket.stat(key) is not None
 
     def list_objects(self, below: str = "") -> list[ListedObject]:
-        """Return all objects under the address's prefix, or below a part of it; uploads under way are left out."""
+        """Return all objects under the address's prefix, or in a folder below it; unfinished uploads are left out."""
         return self._bucket.list_objects(f"{self.address.prefix}{below}")
 
     def age(self, key: str) -> timedelta | None:
@@ -190,7 +190,7 @@ class ObjectStore:
         return _read_answer_time(found) - found.last_modified if found and found.last_modified else None
 
     def now(self, key: str) -> datetime | None:
-        """Return the store's own clock, as it answers about an object; None when there is none."""
+        """Return the time of the store's own clock, from its answer about an object; None without such an object."""
         found = self._bucket.stat(key)
         return _read_answer_time(found) if found else None
 
@@ -208,7 +208,7 @@ class ObjectStore:
         return self._bucket.has_bucket()
 
     def ensure_bucket(self) -> None:
-        """Make the bucket unless it exists, and see that these keys may write and read it.
+        """Make the bucket unless it exists, and check that these keys may write and read it.
 
         Raises StoreDenied when they may not.
         """
@@ -227,7 +227,7 @@ class ObjectStore:
             ) from error
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when the store answers; raises StoreUnavailable when it did not within `timeout_s`."""
+        """Wait until the store answers. Raises StoreUnavailable when it does not within `timeout_s`."""
         self._bucket.wait_ready(timeout_s)
 
     def _check(self, key: str) -> None:
@@ -268,7 +268,7 @@ class ObjectStore:
             raise ObjectCorrupt(f"{self._bucket.name_object(key)} has sha256 {found}, but its record says {sha256}")
 
     def _retry_if_torn(self, read: Callable[[], T]) -> T:
-        """Look once more: rclone tears what is being written anew, even with the same bytes."""
+        """Read a second time: rclone gives partial objects while they are written again, even with the same bytes."""
         try:
             return read()
         except ObjectCorrupt:
@@ -276,9 +276,9 @@ class ObjectStore:
 
 
 def _read_answer_time(found: StoredAs) -> datetime:
-    """Return when the store answered, by the clock that dates its objects; ours where it does not say.
+    """Return when the store answered, by the clock that dates its objects; by our clock where it does not say.
 
-    An answer's date has whole seconds: it is taken for the next one, or what was just written would be of the future.
+    An answer's date has whole seconds. One second is added; otherwise a new object could be younger than the answer.
     """
     date = (found.metadata or {}).get("date")
     return parsedate_to_datetime(date) + timedelta(seconds=1) if date else datetime.now(UTC)

@@ -1,8 +1,8 @@
 """What each component may do in the object store, as the policy that MinIO and other S3 stores take: `store-policy`.
 
-None but the collector removes anything. To see whether an object is there is a reader's right in S3, so whoever writes
-a kind reads it too; and all may list the bucket, which shows hashes, since a store answers "it is
-not there" to nobody else. Whoever writes a kind could replace its objects: readers notice, as its name is its hash.
+Only the collector may remove objects. In S3 only a reader may ask whether an object exists, so each role that writes a
+kind of object may also read it. All roles may list the bucket, which shows hashes, since a store answers "it is not
+there" only to those. A role that writes a kind could replace its objects; readers notice, because the name is the hash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rights:
     writes: tuple[Kind, ...] = ()
     removes: tuple[Kind, ...] = ()
     founds: bool = False
-    """Makes the bucket when it is missing, and sees that it can be used."""
+    """Makes the bucket when it is missing, and checks that it can be used."""
 
 
 STORE_ROLES = {

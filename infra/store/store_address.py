@@ -11,14 +11,14 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from headrace.infra.errors import UsageError
 
 LONGEST_FILE = 65_536
-"""Bytes of a file of keys."""
+"""Most bytes that are read of a file of keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a run's objects live. `endpoint` is `host:port`; `prefix` goes before every key as it is ("runs/a/").
+    """Where a run's objects are. `endpoint` is `host:port`; `prefix` is put before every key as it is ("runs/a/").
 
-    Without keys of its own it is reached with those of `keys_file`, else of the environment (`access.py`).
+    If it has no keys, those of `keys_file` are used, or else those of the environment (`access.py`).
     """
 
     endpoint: str
@@ -29,11 +29,11 @@ class StoreAddress:
     region: str = "us-east-1"
     prefix: str = ""
     keys_file: str = ""
-    """Of an embedded store: the file of its data folder that holds its keys, for its owner alone. No key is ever in a
-    record: who runs on the same machine, as the same user, reads them there."""
+    """For an embedded store: the file in its data folder that holds its keys, which only its owner can read. Keys are
+    never in a record: processes on the same machine, as the same user, read them there."""
 
     def to_url(self) -> str:
-        """`http[s]://endpoint/bucket/prefix?region=…`, without the keys."""
+        """Return `http[s]://endpoint/bucket/prefix?region=…`, without the keys."""
         return (
             f"{'https' if self.secure else 'http'}://{self.endpoint}/{self.bucket}/{self.prefix}"
             f"?{urlencode({'region': self.region})}"
@@ -44,7 +44,7 @@ class StoreAddress:
         """Read `to_url`'s form. Raises UsageError."""
         try:
             parts = urlsplit(url)
-        except ValueError as error:  # a bracket without its other one, as of an IPv6 address
+        except ValueError as error:  # such as an unclosed bracket of an IPv6 address
             shown = url.rpartition("@")[2]
             raise UsageError(f"{shown!r} is not an object store's address: {error}") from error
         bucket, _, prefix = parts.path.lstrip("/").partition("/")
@@ -61,7 +61,7 @@ class StoreAddress:
 
 
 def read_kept_keys(keys_file: str) -> tuple[str, str]:
-    """Return the pair that an embedded store's file holds; two empty words where it cannot be read."""
+    """Return the two keys in an embedded store's file; two empty texts where it cannot be read."""
     try:
         with Path(keys_file).open("rb") as file:
             saved = json.loads(file.read(LONGEST_FILE))

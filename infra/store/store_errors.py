@@ -26,7 +26,7 @@ _DENIED = frozenset({
     "SignatureDoesNotMatch",
 })  # fmt: skip
 SKEW_S = 300
-"""Stores refuse requests that are signed 15 minutes off; less shows that one of the clocks is not kept."""
+"""Stores refuse requests whose signed time is 15 minutes off; a smaller difference shows that a clock is wrong."""
 _BUSY, _LOST = (
     "see the store's log, and whether its disk is full",
     "the parts already sent are lost, and are sent again",
@@ -34,7 +34,7 @@ _BUSY, _LOST = (
 _FULL = "make room in it, or raise the bucket's quota"
 _TIMED_OUT, _CONFLICT, _TOO_MANY, _NOT_IMPLEMENTED, _BAD_GATEWAY, _NO_ROOM = 408, 409, 429, 501, 502, 507
 _BUSY_STATUS = frozenset({_TIMED_OUT, _CONFLICT, _TOO_MANY})
-"""HTTP statuses by which a store asks to be asked again: another operation is under way, or there are too many."""
+"""HTTP statuses that ask for another attempt later: another operation is in progress, or there are too many."""
 _AWAY = {
     "RequestTimeout": _BUSY,
     **dict.fromkeys(
@@ -42,10 +42,10 @@ _AWAY = {
     ),
     **dict.fromkeys(("NoSuchUpload", "InvalidPart", "IncompleteBody", "BadDigest"), _LOST),
 }
-"""What waiting or sending again heals. Parts are lost in a restart, and known no more when a join was answered late."""
+"""Codes that a later attempt can overcome. A restart loses parts of an upload, and so does a late answer to a join."""
 _UNAUTHORISED = frozenset({401, 407})
-"""Statuses by which a gateway or a proxy before the store asks who one is."""
-_ELSEWHERE = "the bucket is elsewhere: correct store.region and store.endpoint"
+"""Statuses by which a gateway or a proxy before the store asks for credentials."""
+_ELSEWHERE = "the bucket is in another region or at another endpoint: correct store.region and store.endpoint"
 _REMEDIES = {
     "RequestTimeTooSkewed": "the clocks of this machine and of the store differ: set them, as by NTP",
     **dict.fromkeys(("PermanentRedirect", "TemporaryRedirect", "Redirect", "MovedPermanently"), _ELSEWHERE),
@@ -54,14 +54,14 @@ _REMEDIES = {
     ),
     **dict.fromkeys(("HTTP 301", "HTTP 307", "HTTP 308"), _ELSEWHERE),
     **dict.fromkeys(("HTTP 302", "HTTP 303"), "a web page answers there, not an S3 API: correct store.endpoint"),
-    "InvalidObjectState": "the object went to an archive class: remove the bucket's life-cycle rule, and restore it",
+    "InvalidObjectState": "the object is in an archive class: remove the bucket's life-cycle rule, and restore it",
     "MissingContentMD5": "the bucket locks its objects: use a bucket without object lock",
 }
 """What to do about a refusal, by its code."""
 
 
 class StoreError(HeadraceError):
-    """The object store refused, or holds something else than it should."""
+    """The object store refused a request, or holds something wrong."""
 
 
 class ObjectMissing(StoreError):
@@ -69,7 +69,7 @@ class ObjectMissing(StoreError):
 
 
 class ObjectCorrupt(StoreError):
-    """The bytes read are not those promised; they were not handed out."""
+    """The bytes in the store are not those of the record; the caller did not get them."""
 
 
 class StoreDenied(StoreError):
@@ -111,16 +111,16 @@ def _explain_refusal(code: str, error: Exception, address: StoreAddress) -> str:
 
 
 def _describe_skew(error: Exception) -> str:
-    """Return by how much the store's clock differs from ours; empty for minutes that stores bear.
+    """Return by how much the store's clock differs from ours; empty for a difference that stores accept.
 
-    A refusal of a HEAD has no body: one for the clocks reads as one for the rights.
+    A refusal of a HEAD request has no body, so a refusal because of the clocks looks like one because of the rights.
     """
     from minio.error import S3Error
 
     date = error.response.headers.get("Date") if isinstance(error, S3Error) else None
     try:
         ahead_s = (parsedate_to_datetime(date or "") - datetime.now(UTC)).total_seconds()
-    except (TypeError, ValueError):  # no date, or none that can be read
+    except (TypeError, ValueError):  # no date, or one that cannot be read
         return ""
     if abs(ahead_s) < SKEW_S:
         return ""

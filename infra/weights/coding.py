@@ -1,4 +1,4 @@
-"""Changed items of a block as bytes, in streams that zstd's entropy stage brings close to their entropy.
+"""Changed items of a block as bytes, in streams that zstd's entropy coder compresses to nearly their entropy.
 
 A block is a stretch of a tensor's items, looked at as unsigned integers of their width. Of every item that changed
 there are two numbers:
@@ -35,17 +35,17 @@ Items = NDArray[np.unsignedinteger[Any]]
 Positions = NDArray[np.int32]
 """[changed] indices into a block, ascending."""
 FindChanges = Callable[[Items, Items], tuple[Positions, Items]]
-"""`find_changes`, or what does the same elsewhere."""
+"""`find_changes`, or another function with the same result, such as one for a GPU."""
 
 BLOCK_ITEMS = 1 << 22
 """Items of one block: large enough for zstd, small enough for a processor's cache and for a few threads at once."""
 LONG_GAP = 300
-"""Mean gap from which digits have two bytes."""
+"""From this mean gap on, digits have two bytes."""
 MANY_WORDS = 1 / 3
 """Share of words of eight bytes that differ from which on items are compared one by one: as of 10 % of those of bf16,
 numpy finds them without a branch for each."""
 LEVEL = 1
-"""Level of zstd: there are next to no repetitions to be found, all is in its entropy stage."""
+"""Level of zstd. A higher one would gain little: there are hardly any repetitions, only entropy coding helps."""
 _WORD = np.dtype("<u8")
 
 
@@ -113,9 +113,9 @@ def encode_block(positions: Positions, differences: Items) -> Coded:
 
 
 def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items]:
-    """Return the changes of a block of so many items of so many bytes.
+    """Return the changes of a block of `items` items of `width` bytes each.
 
-    Raises WeightsError for streams that are not what the numbers beside them promise, before memory is taken for them.
+    Raises WeightsError for streams that do not fit the numbers beside them, before memory is allocated for them.
     """
     planes = [_decompress(stream, coded.digits) for stream in coded.streams[: coded.digit_bytes]]
     digits = planes[0] if coded.digit_bytes == 1 else np.stack(planes, 1).view("<u2").reshape(-1)
@@ -175,8 +175,8 @@ def compress(data: bytes | memoryview) -> bytes:
 def decompress(frame: bytes | memoryview, most: int) -> bytes:
     """Return what one zstd frame holds. Raises WeightsError for anything else, and for more than `most` bytes.
 
-    Memory is taken for the size that the frame names and no more: `zstd.decompress` would go on with whatever frames
-    follow.
+    Memory is allocated for the size that the frame names and no more; `zstd.decompress` would also decompress any
+    frames that follow.
     """
     unpacker, data = zstd.ZstdDecompressor(), b""
     try:

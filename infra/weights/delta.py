@@ -1,11 +1,11 @@
-"""Delta objects: what changed between two sets of weights, as one file that can be trusted.
+"""Delta objects: what changed between two sets of weights, as one file with a checksum.
 
 Layout: eight bytes that mark the format, the header's length (u64, little-endian), the header as JSON in a zstd frame,
 the streams in the header's order, and BLAKE3 (32 bytes) of everything before. A tensor is left out when it is equal in
 both sets, given as the changes of its blocks (`infra/weights/coding.py`), or whole, where those would take more than
 itself. The page of the format is docs/weights.md.
 
-A delta is applied where its base is and nowhere else: `infra/weights/held.py` holds the gate.
+A delta may only be applied to its base; `infra/weights/held.py` checks that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Delta:
 
 
 def count_threads() -> int:
-    """How many threads work on blocks."""
+    """Return how many threads work on blocks."""
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
@@ -77,12 +77,14 @@ def encode_delta(
     """Return the delta object that leads from `base` to `new`; equal input gives equal bytes.
 
     Args:
-        base: Every tensor before.
-        new: Every tensor after, with the same names, dtypes and shapes. One that is base's own object has not changed.
-        label: Goes into the header.
-        hashes: `hash_weights` of base and new where they are known; computed otherwise.
-        block_items: Of one block.
-        find: Finds what changed in a block; the threads call it.
+        base: Every tensor before the change.
+        new: Every tensor after it, with the same names, dtypes and shapes. A tensor that is the same Python object as
+            in
+        `base` has not changed.
+        label: Is written into the header.
+        hashes: `hash_weights` of base and new where they are known; otherwise they are computed.
+        block_items: Number of items of one block.
+        find: Finds what changed in a block; called by the threads.
 
     Raises NeedsAnchor when a tensor appears, vanishes or changes its dtype or shape.
     """
@@ -121,7 +123,7 @@ def require_same_layout(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -
 
 
 def seal_delta(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:
-    """Put header and streams together, with the checksum of all at the end."""
+    """Join header and streams, and put the checksum of all of it at the end."""
     text = compress(header.encode())
     whole = [DELTA_MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
     digest = blake3(max_threads=blake3.AUTO)
@@ -133,7 +135,7 @@ def seal_delta(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:
 def read_delta(data: bytes | memoryview) -> Delta:
     """Return the header and streams of a delta object as views into it; nothing is decompressed yet.
 
-    Raises WeightsError for anything but a whole object of this format: torn, altered, or something else.
+    Raises WeightsError for anything but a complete, unaltered object of this format.
     """
     view = memoryview(data)
     start = len(DELTA_MAGIC) + _LENGTH_BYTES
@@ -153,10 +155,10 @@ def read_delta(data: bytes | memoryview) -> Delta:
 
 
 def apply_delta(delta: Delta, named: Mapping[str, Tensor]) -> None:
-    """Write the new values into the tensors, whose memory must be writable. It is not asked whether they are the base.
+    """Write the new values into the tensors, whose memory must be writable. Does not check that they are the base.
 
     Raises WeightsError before anything is written when a tensor is missing or has another dtype or shape, and when a
-    stream is not what the header names, which only an encoder's mistake can bring about: then some was written.
+    stream does not fit the header, which only a defect of the encoder can cause: then some tensors are changed already.
     """
     require_fits(delta.header, named)
     with ThreadPoolExecutor(count_threads()) as pool:
@@ -234,13 +236,13 @@ def _list_tasks(delta: Delta, named: Mapping[str, Tensor]) -> Iterator[Callable[
 
 
 def add_changes(block: Items, coded: Coded) -> None:
-    """Add the differences of a block where they belong."""
+    """Add the differences to the items of a block that changed."""
     positions, differences = decode_block(coded, len(block), block.itemsize)
     block[positions] += differences
 
 
 def run_in_order(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Run tasks on the pool and return what they give, in order, never more than a few ahead of the one waited for."""
+    """Run tasks on the pool and yield their results in order; only a few tasks are started ahead of the next result."""
     ahead: deque[Future[T]] = deque()
     for task in tasks:
         ahead.append(pool.submit(task))

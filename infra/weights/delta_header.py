@@ -1,4 +1,4 @@
-"""The header of a delta object, and whether its numbers can be true."""
+"""The header of a delta object, and the check that its numbers are possible."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _HASH = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Which step of which policy a delta makes."""
+    """Which policy a delta belongs to, and which versions it leads from and to."""
 
     policy: str = ""
     epoch: int = 0
-    """Counts how often the hash chain was cut."""
+    """How often the chain of hashes was interrupted."""
     base_version: int = -1
     version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class BlockHead:
-    """What `Coded` has of a block beside its streams, and how long those are."""
+    """The numbers of a `Coded` block, and the lengths of its streams."""
 
     changed: int
     digit_bytes: int
@@ -42,7 +42,7 @@ class BlockHead:
     """Bytes of each stream."""
 
     def is_sound(self, items: int) -> bool:
-        """Return whether a block of so many items can have these numbers."""
+        """Return whether a block of `items` items can have these numbers."""
         return (
             self.digit_bytes in {1, 2}
             and self.code_bits in {4, 8}
@@ -72,7 +72,7 @@ class TensorHead:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of its streams, or of itself when it is whole."""
+        """Bytes of its streams, or of the tensor when it is written whole."""
         if self.blocks:
             return sum(sum(block.sizes) for block in self.blocks)
         return self.items * ITEM_BYTES[self.dtype]
@@ -83,7 +83,7 @@ class TensorHead:
             return False
         if not self.blocks:
             return True
-        # Not by the length of a range: that of a shape which somebody made up may be too large to have one.
+        # Not by the length of a range, which fails for a forged shape that is too large.
         if len(self.blocks) != -(-self.items // block_items):
             return False
         sizes = (min(block_items, self.items - begin) for begin in range(0, self.items, block_items))
@@ -99,9 +99,9 @@ class Header:
     format: int
     label: Label
     base_hash: str
-    """`weights_hash` of what it applies to."""
+    """`weights_hash` of the base."""
     weights_hash: str
-    """`weights_hash` of what it gives."""
+    """`weights_hash` of the result."""
     items: int
     """Number of items of all tensors, changed or not."""
     block_items: int
@@ -132,9 +132,9 @@ def head_of(name: str, dtype: str, shape: tuple[int, ...], blocks: Sequence[Code
 
 
 def read_header(text: bytes, payload_bytes: int) -> Header:
-    """Return the header that comes before so many bytes of streams.
+    """Return the header that comes before `payload_bytes` bytes of streams.
 
-    Raises WeightsError for another format, and for numbers that do not fit one another: memory is taken by them.
+    Raises WeightsError for another format, and for numbers that contradict each other: memory is allocated by them.
     """
     try:
         found = json.loads(text)

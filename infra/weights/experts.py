@@ -1,4 +1,4 @@
-"""A mixture of experts as transformers holds it, and as Hugging Face files hold it.
+"""Mixtures of experts: their tensors in a transformers model, and in Hugging Face files.
 
 transformers keeps the experts of a layer in two tensors of three dimensions; files, and all engines that read them,
 know a matrix per expert. Each of these is a contiguous slice of the former: on the way nothing is copied.
@@ -24,9 +24,9 @@ import numpy.typing as npt
 T = TypeVar("T")
 GATE_AND_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
 ROUTER = "TopKRouter"
-"""How the classes of routers end in transformers."""
+"""Endings of the names of transformers' router classes."""
 NARROW = 256
-"""So many experts have ids of one byte."""
+"""Up to this number of experts, ids have one byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class ExpertLayers:
     all_layers: int
     """How many layers the model has."""
     experts: int
-    """In a layer."""
+    """Experts of one layer."""
     per_token: int
     """Experts that compute a token in a layer."""
 
     @classmethod
     def of(cls, model: Any) -> ExpertLayers | None:
-        """Return those of a transformers model; None for a model without experts."""
+        """Return the expert layers of a transformers model; None for a model without experts."""
         routers = {name: module for name, module in model.named_modules() if _is_router(module)}
         if not routers:
             return None
@@ -55,12 +55,12 @@ class ExpertLayers:
 
     @property
     def dtype(self) -> npt.DTypeLike:
-        """Of the ids of experts in records."""
+        """Type of the expert ids in records."""
         return choose_id_type(self.experts)
 
 
 def choose_id_type(experts: int) -> type[np.uint8 | np.uint16]:
-    """Return the type of ids of so many experts."""
+    """Return the type of the ids of `experts` experts."""
     return np.uint8 if experts <= NARROW else np.uint16
 
 
@@ -101,9 +101,9 @@ def _is_router(module: Any) -> bool:
 
 
 def compute_experts_plainly(model: Any) -> None:
-    """On a CPU, take one expert after the other, as the model's own code does.
+    """On a CPU, compute one expert after the other, as the model's own code does.
 
-    Its sums have one order, that of the experts, and it takes half the time of transformers' grouped kernels there.
+    Its sums always have the order of the experts, and on a CPU it takes half the time of transformers' grouped kernels.
     """
     if routers_of(model) and model.device.type == "cpu":
         model.set_experts_implementation("eager")

@@ -1,4 +1,4 @@
-"""A policy's files in Hugging Face's layout, from the store into a folder: weights, and config and tokenizer beside."""
+"""A policy's files in Hugging Face's layout, from the store into a folder: weights, config and tokenizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished
 
 TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_CONFIG = "adapter_config.json"
-"""peft's name of the file that tells how an adapter is put on its base; it goes beside the adapter's weights."""
+"""peft's name of the file that says how an adapter is put on its base; it is beside the adapter's weights."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-"""peft's name of the file of such weights."""
+"""peft's name of the file of an adapter's weights."""
 
 
 class FilesError(HeadraceError):
@@ -33,15 +33,15 @@ def list_anchor_files(event: WeightsPublished) -> Iterator[tuple[str, ClaimCheck
 
 
 def is_adapter(files: Iterable[NamedObject]) -> bool:
-    """Return whether the weights beside these files are an adapter alone."""
+    """Return whether the weights beside these files are only an adapter."""
     return any(file.name == ADAPTER_CONFIG for file in files)
 
 
 def choose_files_to_serve(files: Iterable[NamedObject]) -> tuple[NamedObject, ...]:
     """Return the files that are needed beside the weights.
 
-    The base of an adapter is among them only where the weights are an adapter alone. Where they are merged, it is there
-    for the trainer, and would be taken for the weights.
+    The base of an adapter is among them only where the weights are only an adapter. Where they are merged, the base is
+    there for the trainer, and an engine would take it for the weights.
     """
     named = tuple(files)
     return named if is_adapter(named) else tuple(file for file in named if not _is_weights(file.name))
@@ -55,11 +55,11 @@ def write_files(files: Iterable[NamedObject], folder: Path, get: Callable[[Claim
     """Write files into a folder.
 
     Args:
-        files: As an anchor's event names them.
-        folder: Which exists.
+        files: The files that an anchor's event names.
+        folder: An existing folder.
         get: Returns an object's bytes, verified.
 
-    Raises FilesError for one without an object or whose name is not a plain file name, and what `get` raises.
+    Raises FilesError for a file without an object, and for a name that is not a plain file name; and what `get` raises.
     """
     for file in files:
         if file.claim is None or not is_plain_file_name(file.name):

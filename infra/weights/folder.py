@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's layout: one safetensors file, or several and an index; read in place, written as a whole.
+"""Folders in Hugging Face's layout: one safetensors file, or several and an index. They are read in place.
 
 Files that Headrace writes carry the `weights_hash` of all tensors, so that they can be verified by themselves.
 """
@@ -27,7 +27,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HASH_KEY = "headrace.weights_hash"
 SHARD_BYTES = 5_000_000_000
-"""Larger weights are cut into several files, as Hugging Face's tools do it."""
+"""Larger weights are split into several files, as Hugging Face's tools do."""
 _WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
 UNKNOWN_HASH = "0" * 64
 """Placeholder for a hash that is written later."""
@@ -35,7 +35,7 @@ UNKNOWN_HASH = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class WeightsFolder:
-    """Tensors as views of mapped files; they live as long as anybody holds them."""
+    """Tensors as views of mapped files, which stay mapped as long as a tensor is in use."""
 
     tensors: dict[str, Tensor]
     files: dict[str, mmap.mmap]
@@ -45,7 +45,7 @@ class WeightsFolder:
 
 
 def open_weights(path: Path, *, writable: bool = False) -> WeightsFolder:
-    """Map the weights of a folder, or of one safetensors file. Raises WeightsError for what is torn or not there."""
+    """Map the weights of a folder, or of one safetensors file. Raises WeightsError for incomplete or missing files."""
     if path.is_dir():
         folder, index, names = path, path / INDEX, [SINGLE]
         weight_map: dict[str, str] | None = None
@@ -65,7 +65,7 @@ def open_weights(path: Path, *, writable: bool = False) -> WeightsFolder:
         file, found, named = _open_file(folder / name, writable=writable)
         files[name] = file
         if weight_map is None:
-            promised = named  # a shard names its own at most
+            promised = named  # a shard names only its own
         else:
             _require_agreed(weight_map, name, found, f"{folder / INDEX}")
         tensors |= found
@@ -78,7 +78,7 @@ def _open_file(path: Path, *, writable: bool) -> tuple[mmap.mmap, dict[str, Tens
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise WeightsError(
-            f"{path} is not there: a folder of weights has {SINGLE}, or {INDEX} and its files"
+            f"{path} does not exist: a folder of weights has {SINGLE}, or {INDEX} and its files"
         ) from error
     except ValueError as error:
         raise WeightsError(f"{path} is empty") from error
@@ -91,7 +91,7 @@ def _open_file(path: Path, *, writable: bool) -> tuple[mmap.mmap, dict[str, Tens
 def read_shards(index: bytes | memoryview, shards: Mapping[str, memoryview]) -> dict[str, Tensor]:
     """Return the tensors of several safetensors files, by name, and of their index, as views: nothing is copied.
 
-    Raises WeightsError for what is torn, and where they do not agree.
+    Raises WeightsError for incomplete files, and where shards and index do not agree.
     """
     weight_map, _ = _read_index(bytes(index), INDEX)
     if odd := sorted(set(weight_map.values()) ^ shards.keys()):
@@ -139,7 +139,7 @@ def write_adapter(named: Mapping[str, Tensor], path: Path, weights_hash: str) ->
 def files_of(
     named: Mapping[str, Tensor], weights_hash: str, *, shard_bytes: int = SHARD_BYTES
 ) -> Iterator[tuple[str, Pieces]]:
-    """Yield the name of each file and what is in it: one, or beyond `shard_bytes` several and at last their index.
+    """Yield the name and content of each file: one, or above `shard_bytes` several and then their index.
 
     The tensors' bytes are not copied.
     """
@@ -188,7 +188,7 @@ def restamp(folder: Path, weights_hash: str) -> None:
 
 
 def copy_other_files(source: Path, target: Path) -> None:
-    """Copy config, tokenizer and what else is beside the weights, but no weights in other formats: they are old."""
+    """Copy config, tokenizer and other files, but no weights in other formats: they are outdated."""
     for path in source.iterdir():
         if path.is_file() and path.suffix not in _WEIGHTS_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copy2(path, target / path.name)

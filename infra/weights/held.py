@@ -1,4 +1,4 @@
-"""Weights that deltas are applied to, in one stretch of memory, gated by the hashes of base and result."""
+"""Weights that deltas are applied to, in one buffer, checked by the hashes of base and result."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _ALIGNED = 64
 
 
 class WrongBase(WeightsError):
-    """A delta belongs to other weights than those that are held."""
+    """A delta's base is not the weights that are held."""
 
 
 class HeldWeights:
-    """Weights that were verified, and stay so: what is applied to them is checked before and after.
+    """Verified weights: each delta is checked before and after it is applied to them.
 
     Args:
         named: Tensors to begin with.
         expected: Their `hash_weights`.
-        copy: Whether to copy them into memory of its own; without, their memory must be writable and is written to.
-        watch: Counts what is done here, as `apply` and `verify`.
+        copy: Whether to copy them into a new buffer; if not, their memory must be writable and is changed.
+        watch: Measures the time of `apply` and `verify`.
 
     Raises WeightsError when they do not hash to `expected`.
     """
@@ -41,19 +41,19 @@ class HeldWeights:
         with self._watch.measure("apply"):
             self.tensors: dict[str, Tensor] = _copy_into_one(named) if copy else dict(named)
         self.weights_hash = self._hash()
-        """Hash of the weights held now; empty when a delta broke them, and they must not be used any more."""
+        """Hash of the weights held now; empty when a delta damaged them, and they must not be used any more."""
         if expected is not None and self.weights_hash != expected:
             raise WeightsError(f"these weights have hash {self.weights_hash}, but {expected} was recorded")
 
     def apply(self, delta: Delta, *, just_verified: bool = False) -> bool:
-        """Make of the base the result; return whether anything was done: applied again, a delta does nothing.
+        """Change the base into the result. Return whether anything changed: a delta that is applied again does nothing.
 
         Args:
             delta: What to apply.
-            just_verified: That memory was hashed a moment ago, when the delta before this one was applied.
+            just_verified: Whether the weights were hashed just before, when the previous delta was applied.
 
-        Raises WrongBase when other weights are held than the delta's base, and WeightsError when what is held or what
-        came out does not have its hash. After the latter the weights are broken; after WrongBase they are as before.
+        Raises WrongBase when the held weights are not the delta's base, and WeightsError when the held weights or the
+        result do not have their hash. After WeightsError the weights are damaged; after WrongBase they are unchanged.
         """
         header = delta.header
         if self.weights_hash == header.weights_hash:

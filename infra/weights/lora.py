@@ -1,7 +1,7 @@
 """LoRA adapters as peft makes and names them: what a trainer and an engine must agree on.
 
-A model with an adapter is the model itself, whose adapted layers are each behind one of peft's. This file is light:
-peft, and torch with it, is imported when an adapter is made.
+In a model with an adapter, each adapted layer is wrapped in one of peft's. This file is cheap to import: peft, and
+torch with it, is imported only when an adapter is made.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 ADAPTER = "default"
-"""peft's name of the only adapter that a model has here; no part of what is published."""
+"""peft's name of the only adapter that a model has here; it is not published."""
 _IN_FILES, _IN_MODEL = "base_model.model.", f".{ADAPTER}."
 
 
 def build_adapter_config(rank: int, alpha: float, targets: Iterable[str]) -> dict[str, Any]:
-    """Return the content of `adapter_config.json`, as far as every reader of peft's files needs it."""
+    """Return the content of `adapter_config.json`, with the fields that every reader of peft's files needs."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -32,7 +32,7 @@ def build_adapter_config(rank: int, alpha: float, targets: Iterable[str]) -> dic
 def add_adapter(model: Any, config: Mapping[str, Any]) -> None:
     """Put an adapter on a transformers model, in place: A is drawn from torch's random state, B is zero.
 
-    Nothing of the model but the adapter is trained from then on.
+    From then on only the adapter is trained.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -43,8 +43,8 @@ def add_adapter(model: Any, config: Mapping[str, Any]) -> None:
 def list_published_names(names: Iterable[str]) -> dict[str, str]:
     """Return the names under which a model's parameters are published, each with the one that it has in the model.
 
-    Of a model with an adapter that is the adapter alone, by the names of peft's files; of another one everything, by
-    Hugging Face's names, which are the model's own.
+    For a model with an adapter these are only the adapter's, with the names in peft's files. For any other model they
+    are all parameters, with Hugging Face's names, which are the model's own.
     """
     own = list(names)
     adapters = {f"{_IN_FILES}{name.replace(_IN_MODEL, '.')}": name for name in own if _is_adapters(name)}

@@ -1,4 +1,4 @@
-"""Several deltas in a row as one: what a worker many versions behind fetches instead of each."""
+"""Several consecutive deltas merged into one, which a worker many versions behind fetches instead of each."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MergedContent = list[Coded] | memoryview
 def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> bytes:
     """Return one delta object from the base of the first to the result of the last.
 
-    What an item changed by is added up, modulo 2^bits; where the sum is nothing, nothing is written. No weights are
-    needed for that. Raises WeightsError when one does not begin where the one before ends.
+    The changes of an item are added, modulo 2^bits; an item whose sum is zero is left out. No weights are needed for
+    that. Raises WeightsError when the base of a delta is not the result of the one before.
     """
     _require_chain(deltas)
     parts: dict[str, list[tuple[TensorHead, MergedContent]]] = {}
@@ -39,7 +39,7 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
             before = [] if isinstance(content, memoryview) else parts.get(head.name, [])
             if before and (before[-1][0].dtype, before[-1][0].shape) != (head.dtype, head.shape):
                 raise WeightsError(
-                    f"tensor {head.name!r} has not the same dtype and shape in all deltas: they are no chain"
+                    f"tensor {head.name!r} has different dtypes or shapes in the deltas: they do not form a chain"
                 )
             parts[head.name] = [*before, (head, content)]
     heads: list[TensorHead] = []
@@ -64,14 +64,14 @@ def _require_chain(deltas: Sequence[Delta]) -> None:
             raise WeightsError(
                 f"the delta of version {other.label.version} needs weights {other.base_hash} and has blocks of "
                 f"{other.block_items} items, but the one before it makes {one.weights_hash} in blocks of "
-                f"{one.block_items}: they are no chain"
+                f"{one.block_items}: they do not form a chain"
             )
 
 
 def _merge_tensor(
     pool: ThreadPoolExecutor, parts: list[tuple[TensorHead, MergedContent]], block_items: int
 ) -> tuple[TensorHead, list[bytes | memoryview]] | None:
-    """Return one tensor's changes over all deltas; None when they are undone by one another."""
+    """Return one tensor's changes over all deltas; None when they cancel each other."""
     last, first = parts[-1][0], parts[0][1]
     width = ITEM_BYTES[last.dtype]
     sparse = [content for _, content in parts if not isinstance(content, memoryview)]

@@ -10,14 +10,14 @@ from typing import Any
 from headrace.infra.errors import UsageError
 
 PART_CONFIGS = ("text_config", "vision_config", "audio_config")
-"""Configs of parts, which only a multimodal model has."""
+"""Names of configs for parts that only a multimodal model has."""
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configs call the number of experts in a layer."""
+"""Names that configs use for the number of experts in a layer."""
 
 
 def read_config(folder: str | Path) -> Mapping[str, Any] | None:
-    """Return config.json of a folder; None where there is none that can be read."""
+    """Return the content of a folder's config.json; None where it is missing or cannot be read."""
     try:
         found = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -26,10 +26,10 @@ def read_config(folder: str | Path) -> Mapping[str, Any] | None:
 
 
 def refuse_other_media(config: Mapping[str, Any], what: str) -> None:
-    """Raise UsageError for a model that reads more than text: its files, and what it needs per step, are others.
+    """Raise UsageError for a model that reads more than text: it has other files, and needs other inputs per step.
 
     Args:
-        config: As config.json has it.
+        config: Content of config.json.
         what: Names the model in the message.
     """
     if any(isinstance(config.get(part), dict) for part in PART_CONFIGS):
@@ -41,7 +41,7 @@ def refuse_other_media(config: Mapping[str, Any], what: str) -> None:
 
 
 def refuse_quantised(config: Mapping[str, Any], what: str) -> None:
-    """Raise UsageError for weights in fewer bits, as FP8, MXFP4, GPTQ and AWQ have them: no gradient is of these."""
+    """Raise UsageError for quantised weights, such as FP8, MXFP4, GPTQ and AWQ: they cannot be trained."""
     quantised = config.get("quantization_config")
     if isinstance(quantised, dict):
         raise UsageError(
@@ -53,8 +53,8 @@ def refuse_quantised(config: Mapping[str, Any], what: str) -> None:
 def refuse_longrope(config: Mapping[str, Any], what: str) -> None:
     """Raise UsageError for positions that are scaled by the longest sequence of a batch, as in LongRoPE (2402.13753).
 
-    Transformers takes one of two lists of frequencies for all rows: by whether any is longer than the context that the
-    model was trained with first. A token's log-probability would depend on its neighbours in the batch.
+    Transformers uses one of two lists of frequencies for all rows of a batch: the choice depends on whether any row is
+    longer than the model's original context. A token's log-probability would depend on the other rows of the batch.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if {"longrope", "su"}.isdisjoint({rope.get("rope_type"), rope.get("type")}):
@@ -71,7 +71,7 @@ def refuse_longrope(config: Mapping[str, Any], what: str) -> None:
 
 
 def read_context(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a sequence may have, by the model or by its text model; None where neither says."""
+    """Return how many tokens a sequence may have, by the config of the model or of its text model; None if unknown."""
     text = config.get("text_config") or {}
     found = config.get("max_position_embeddings") or text.get("max_position_embeddings")
     return found if isinstance(found, int) else None

@@ -31,7 +31,7 @@ class EncodedDelta:
 
     header: Header
     full_bytes: int
-    """Bytes of the new weights."""
+    """Size of the new weights in bytes."""
     delta_bytes: int
 
 
@@ -41,17 +41,17 @@ class Applied:
 
     weights_hash: str
     unneeded: tuple[Path, ...]
-    """Deltas that changed nothing, as their results were held already."""
+    """Deltas that changed nothing, because the weights already were their results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """An object that is whole."""
+    """An object that was read completely and found undamaged."""
 
     kind: str
     """delta or weights."""
     weights_hash: str
-    """Hash of the weights, or of those that the delta gives."""
+    """Hash of the weights, or of the result of the delta."""
     promised: bool
     """Whether the object itself names the hash of its weights."""
     header: Header | None = None
@@ -61,8 +61,8 @@ class Verified:
 def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     """Write the delta object that leads from one folder of weights to another.
 
-    Raises UsageError when `out` exists or a folder does not, WeightsError when a folder is not whole or not what it
-    promises, and NeedsAnchor when the two do not have the same tensors.
+    Raises UsageError when `out` exists or a folder does not, WeightsError when a folder is incomplete or does not have
+    the hash that it names, and NeedsAnchor when the two do not have the same tensors.
     """
     _require(base, new)
     if out.exists():
@@ -83,11 +83,11 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
 
 
 def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
-    """Write the folder that deltas make of another, whole or not at all.
+    """Apply deltas to a folder, and write the result as a new folder, completely or not at all.
 
     Config and tokenizer are those of the base. Raises UsageError when `out` exists, or the base or a delta does not,
-    and WeightsError when the base is not whole or not what it promises, when a delta is damaged or belongs elsewhere,
-    or its result is not what it names.
+    and WeightsError when the base is incomplete or does not have the hash that it names, when a delta is damaged or has
+    another base, or when its result does not have the hash that it names.
     """
     _require(base, *deltas)
     opened = [open_delta(path) for path in deltas]
@@ -112,7 +112,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
 
 
 def verify(path: Path) -> Verified:
-    """Read a delta object, a safetensors file or a folder of weights to its last byte.
+    """Read a delta object, a safetensors file or a folder of weights completely, and check it.
 
     Raises UsageError when it does not exist, WeightsError for any damage.
     """
@@ -130,12 +130,12 @@ def verify(path: Path) -> Verified:
     except WeightsError as error:
         if path.is_dir() or not path.stat().st_size:
             raise
-        raise WeightsError(f"{error}; it is no delta object either") from error
+        raise WeightsError(f"{error}; it is not a delta object either") from error
     return Verified("weights", _hash_as_promised(path, found), promised=bool(found.promised))
 
 
 def _require(*paths: Path) -> None:
-    """Raise UsageError for the first that does not exist: nothing is damaged, another name is wanted."""
+    """Raise UsageError for the first path that does not exist: nothing is damaged, the name is wrong."""
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist: name an existing file or folder")
@@ -158,7 +158,7 @@ def _is_delta(path: Path) -> bool:
 
 
 def open_delta(path: Path) -> Delta:
-    """Map a delta object; it lives as long as anybody holds it. Raises WeightsError, naming the file."""
+    """Map a delta object, which stays mapped as long as it is in use. Raises WeightsError, naming the file."""
     try:
         with path.open("rb") as file:
             return read_delta(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))

@@ -1,4 +1,4 @@
-"""The cheapest way from weights that are held to weights that are wanted, over objects that are in the store."""
+"""The cheapest way from the weights that are held to the weights that are wanted, by objects in the store."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from headrace.infra.weights.delta_header import Header
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 
 ANCHOR, DELTA, MERGED, WHOLE = "anchor", "delta", "merged", "whole"
-"""Kinds of a WeightsPublished. The last two publish nothing: they name a further way to a version, from another one or
-from nothing."""
+"""Kinds of a WeightsPublished. The last two publish no version: they name another way to a version, from another
+version or from nothing."""
 RECENT_VERSIONS = 64
 """Versions that a worker begins with, and what is before them back to an anchor; `headrace gc` keeps no fewer."""
 NO_BASE = ""
-"""Base hash of whole weights, which need no others."""
+"""Base hash of whole weights, which need no base."""
 Object = TypeVar("Object")
 
 
 @dataclass(frozen=True, slots=True)
 class Link(Generic[Object]):
-    """An object that makes of one set of weights another, each named by its hash."""
+    """An object that changes one set of weights into another, each named by its hash."""
 
     source: str
     target: str
     size_bytes: int
     of: Object
-    """Whatever names it."""
+    """The record or object that names it."""
 
 
 def is_version(event: WeightsPublished) -> bool:
@@ -38,27 +38,27 @@ def is_version(event: WeightsPublished) -> bool:
 
 
 def find_newest_events(events: Iterable[WeightsPublished]) -> dict[int, WeightsPublished]:
-    """Return the newest event of each version: training goes on from a version as it was published last."""
+    """Return the newest event of each version: training continues from a version as it was last published."""
     return {event.version: event for event in events if is_version(event)}
 
 
 def is_whole(event: WeightsPublished) -> bool:
-    """Return whether an event's object is all of a version's weights."""
+    """Return whether an event's object contains all of a version's weights."""
     return event.kind in {ANCHOR, WHOLE}
 
 
 def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
-    """Return what an event's object leads from and to; None for one that names none, or of no known kind or size."""
+    """Return the link of an event's object; None for an event without an object, or of an unknown kind or size."""
     if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED, WHOLE} or not event.weights_hash:
         return None
-    if any(claim.size_bytes < 0 for claim in list_claims(event)):  # a way round would grow ever cheaper
+    if any(claim.size_bytes < 0 for claim in list_claims(event)):  # going round a circle would become ever cheaper
         return None
     source = NO_BASE if is_whole(event) else event.base_hash
     return Link(source, event.weights_hash, size_of(event), event)
 
 
 def list_claims(record: WeightsPublished | CheckpointPointer) -> list[ClaimCheck]:
-    """Return where a version's or a checkpoint's objects are: one, or an index and what it names; none if none."""
+    """Return the claim checks of a version or a checkpoint: one, or an index and the objects that it names, or none."""
     if isinstance(record, WeightsPublished):
         whole, parts = record.weights, record.shards
     else:
@@ -82,7 +82,7 @@ def is_labelled(header: Header, event: WeightsPublished) -> bool:
 def find_cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:
     """Return the links from `held` (or from nothing) to `target` with the fewest bytes; None when there are none.
 
-    Dijkstra's algorithm; of ways of equal size the one of fewer objects. Empty when `target` is held.
+    Dijkstra's algorithm; of two ways of equal size the one with fewer objects. Empty when `target` is held.
     """
     leaving: defaultdict[str, list[Link[Object]]] = defaultdict(list)
     for link in links:

@@ -1,4 +1,4 @@
-"""The files beside a policy's weights: its config for the engine, its tokenizer for the actors. Never a download."""
+"""The files beside a policy's weights: config for the engine, tokenizer for the actors. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fetch_policy_files(store: ObjectStore, published: WeightsPublished, folder: 
 
 
 class Tokenizer:
-    """Text to tokens and back, as one policy's actors do it."""
+    """Converts text to tokens and back, for the actors of one policy."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
@@ -46,7 +46,7 @@ class Tokenizer:
         self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)
         """Tokens that end a generation, the tokenizer's own EOS first."""
         self.context = read_context(_read_json(folder / "config.json")) or sys.maxsize
-        """Most tokens of one sequence, by the model's config; no end where it names none."""
+        """Most tokens of one sequence, by the model's config; unlimited where it names no number."""
 
     def render(
         self,
@@ -56,7 +56,7 @@ class Tokenizer:
     ) -> str:
         """Return messages and the prompt for an answer as text, by the model's own chat template.
 
-        Raises NoChatTemplate for tools where there is none, and what the template raises.
+        Raises NoChatTemplate for tools without a chat template, and what the template raises.
         """
         return render_messages(self._tokenizer, messages, tools, template_arguments or {})
 
@@ -86,7 +86,7 @@ def _stop_ids(folder: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
     for name in NAMES_OF_EOS:
         named = _read_json(folder / name).get("eos_token_id")
         given = named if isinstance(named, list) else [named]
-        found.update(stop for stop in given if isinstance(stop, int) and stop >= 0)  # some have -1 or null for none
+        found.update(stop for stop in given if isinstance(stop, int) and stop >= 0)  # some have -1 or null for no token
     others = sorted(found - {tokenizer_eos})
     return (*([] if tokenizer_eos is None else [tokenizer_eos]), *others)
 

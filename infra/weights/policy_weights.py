@@ -1,7 +1,7 @@
-"""One policy's weights as a worker holds them, brought from version to version by the objects that are fewest bytes.
+"""One policy's weights in a worker, brought from version to version by the objects with the fewest bytes.
 
-All objects of a way are fetched and read before one is applied; each is checked against its record, and the
-weights before and after each by their hash. The engine serves its own copy meanwhile.
+All objects of a way are fetched and read before the first is applied. Each is checked against its record, and the
+weights before and after each are checked by their hash. Meanwhile the engine serves its own copy.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Fetched = Delta | dict[str, Tensor]
 
 
 class BadWeights(HeadraceError):
-    """An object does not hold the weights that its record promises, or none that is good leads to a version."""
+    """An object does not contain the weights that its record names, or no good object leads to a version."""
 
 
 class PolicyWeights:
-    """What is held of one policy; begins with nothing."""
+    """The weights of one policy that are held; none in the beginning."""
 
     def __init__(self, objects: WeightObjects) -> None:
         self._objects = objects
         self._held: HeldWeights | None = None
         self._watch = Stopwatch()
         self._worthless: dict[ClaimCheck, str] = {}
-        """Objects whose bytes are the right ones and no weights: to fetch them again heals nothing. With the reason."""
+        """Objects with the right hash but no valid weights, with the reason. To fetch them again is useless."""
         self.fetched_bytes = 0
         """Bytes of the objects of the last `bring`."""
 
@@ -57,17 +57,17 @@ class PolicyWeights:
     def bring(
         self, events: Iterable[WeightsPublished], target: WeightsPublished, refused: set[ClaimCheck] | None = None
     ) -> dict[str, Tensor]:
-        """Return the weights of a version, which are this object's own: the next call may write to them.
+        """Return the weights of a version. They belong to this object: the next call may change them.
 
-        An object that is missing, torn or mislabelled is left out, and another way is taken if there is one.
+        An object that is missing, incomplete or wrongly labelled is left out, and another way is used if there is one.
 
         Args:
-            events: All that are known of the policy.
-            target: Whose version is wanted.
-            refused: Objects not to ask for; those that turn out bad are added, for the caller's next version.
+            events: All known events of the policy.
+            target: The event of the version that is wanted.
+            refused: Objects not to fetch; those that are found bad are added, for the caller's next version.
 
-        Raises BadWeights when no way is left. Then weights between the old and the wanted may be held, and
-        Unavailable when the store is unreachable.
+        Raises BadWeights when no way is left; the weights held then may be of a version in between. Raises Unavailable
+        when the store is unreachable.
         """
         refused = set() if refused is None else refused
         self._watch.seconds.clear()
@@ -93,7 +93,7 @@ class PolicyWeights:
                 event = way[at].of
                 claim = claim_of(event)
                 if isinstance(error, WeightsError) and claim not in again:
-                    again.add(claim)  # what this machine kept of it may be altered: it is fetched once more
+                    again.add(claim)  # this machine's copy may be damaged: it is fetched once more
                     for kept in list_claims(event):
                         self._objects.drop(kept)
                     continue
@@ -122,7 +122,7 @@ class PolicyWeights:
 
 
 def fetch_whole(objects: WeightObjects, event: WeightsPublished) -> dict[str, Tensor]:
-    """Return the tensors of whole weights, of one object or of several. Raises as `fetch_delta`."""
+    """Return the tensors of whole weights, from one object or several. Raises as `fetch_delta`."""
     whole = objects.get(claim_of(event))
     if not event.shards:
         return read_safetensors(whole)
@@ -146,7 +146,7 @@ def claim_of(event: WeightsPublished) -> ClaimCheck:
 
 
 def name_of(event: WeightsPublished) -> str:
-    """Return what to call an event's object in a sentence."""
+    """Return a name of an event's object for a sentence."""
     if event.kind == MERGED:
         return f"the merged delta of versions {event.base_version} to {event.version}"
     if event.kind == WHOLE:
@@ -157,4 +157,4 @@ def name_of(event: WeightsPublished) -> str:
 def _no_way_error(why: list[str]) -> str:
     if why:
         return f"{'; '.join(why)}: the next anchor (whole weights) repairs this"
-    return "no published objects lead to it from the weights held: the next anchor (whole weights) does"
+    return "no published deltas lead to it from the loaded weights: the next anchor (whole weights) repairs this"

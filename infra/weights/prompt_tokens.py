@@ -1,7 +1,7 @@
-"""Text to tokens with the special tokens that belong there; trainers and actors do it alike.
+"""Text to tokens, with the right special tokens; trainers and actors both use this file.
 
-A tokenizer is one of transformers. What begins a sequence has its tokens before it, such as one BOS, once also where a
-chat template writes it out; what is spliced in later has none.
+A tokenizer is one of transformers. A text that begins a sequence gets the tokenizer's start tokens, such as BOS,
+exactly once, also where a chat template writes them itself. A text that is added later gets none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class NoChatTemplate(ValueError):
-    """Tools for a policy whose tokenizer cannot show them; the message says what to do."""
+    """Tools for a policy whose tokenizer cannot describe them in a prompt; the message says what to do."""
 
 
 def render_messages(
@@ -45,8 +45,8 @@ def render_messages(
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a user's turn that begins a sequence, and of the prompt for an answer.
 
-    The chat template is applied if there is one. The special tokens before it are those that `tokenizer(text)` puts
-    there. None is put after it, as a generation goes on from here.
+    The chat template is applied if there is one. The special tokens before the text are those that `tokenizer(text)`
+    adds. None is added after it, because a generation continues from here.
     """
     return encode_rendered(tokenizer, render_messages(tokenizer, [{"role": "user", "content": text}], (), {}))
 
@@ -67,7 +67,7 @@ def encode_plain(tokenizer: Any, text: str) -> list[int]:
 def find_start_tokens(tokenizer: Any, text: str, ids: list[int]) -> list[int]:
     """Return the special tokens that a tokenizer puts before a text, whose own ids are `ids`.
 
-    Where it makes other ids of the text with them, they are what it makes of no text, less an EOS at its end.
+    Where the text has other ids with them than without, they are the ids of an empty text, less an EOS at its end.
     """
     alone: list[int] = tokenizer.encode("", add_special_tokens=True)
     if not alone:

@@ -18,7 +18,8 @@ _LARGEST_SIZE = 1 << 48
 
 
 _NO_NAME = re.compile("[\0\ud800-\udfff]")
-"""JSON may hold a lone surrogate, UTF-8 not; NUL parts the fields of `weights_hash`: neither can be hashed."""
+"""JSON may contain a lone surrogate, UTF-8 may not; NUL separates the fields of `weights_hash`. So neither can be
+hashed."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
@@ -28,7 +29,7 @@ def is_plain_file_name(name: str) -> bool:
 
 
 def encode_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """One safetensors file; equal input gives equal bytes.
+    """Return one safetensors file; equal input gives equal bytes.
 
     `metadata` is HF_METADATA unless given: transformers refuses files that do not name their framework.
     """
@@ -36,9 +37,9 @@ def encode_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] 
 
 
 def split_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Pieces:
-    """Return the pieces of a safetensors file, of which the tensors' are not copied.
+    """Return the pieces of a safetensors file, without a copy of the tensors.
 
-    Tensors of wider items come first, as in the reference implementation, so that every tensor is aligned.
+    Tensors with wider items come first, as in the reference implementation, so that every tensor is aligned.
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted((HF_METADATA if metadata is None else metadata).items()))}
     order = sorted(named, key=lambda name: (-ITEM_BYTES[named[name].dtype], name))
@@ -55,7 +56,9 @@ def split_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] |
 def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file as views into `data`: nothing is copied.
 
-    Raises WeightsError for a torn header, offsets that overlap, leave gaps or pass the end, or sizes that do not fit.
+        Raises WeightsError for a damaged header, for offsets that overlap, leave gaps or exceed the end, and for sizes
+        that
+    do not fit.
     """
     header, body = _split_file(data)
     header.pop("__metadata__", None)
@@ -76,7 +79,7 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
 
 
 def _parse_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """Return dtype, shape, begin and end of one tensor. Raises WeightsError for what no tensor can have."""
+    """Return dtype, shape, begin and end of one tensor. Raises WeightsError for impossible values."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if (
             _NO_NAME.search(name) is None
@@ -88,7 +91,7 @@ def _parse_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]
 
 
 def read_metadata(data: bytes | memoryview) -> dict[str, str]:
-    """Return the free metadata of a safetensors file, {} if it has none. Raises WeightsError for a torn header."""
+    """Return the free metadata of a safetensors file, {} if it has none. Raises WeightsError for a damaged header."""
     found = _split_file(data)[0].get("__metadata__", {})
     if not isinstance(found, dict):
         raise WeightsError(f"safetensors __metadata__ is not a mapping: {str(found)[:80]!r}")
@@ -96,7 +99,7 @@ def read_metadata(data: bytes | memoryview) -> dict[str, str]:
 
 
 def _split_file(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Header and body."""
+    """Return header and body."""
     view = memoryview(data)
     length = int.from_bytes(view[:8], "little")
     text = view[8 : 8 + length]

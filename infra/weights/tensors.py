@@ -1,4 +1,4 @@
-"""Weights without a library: tensors by name, and the hash that names a set of them.
+"""Weights without a library: tensors by name, and the hash that identifies a set of them.
 
 Trainer and follower both use this file, so it uses neither torch nor a model. A tensor is its dtype (in safetensors'
 own names), its shape and its little-endian bytes; numpy has no bfloat16, so no array type is imposed here.
@@ -21,7 +21,7 @@ ITEM_BYTES = {
 
 
 class WeightsError(HeadraceError):
-    """Bytes that are not a whole, well-formed set of tensors."""
+    """Bytes are not a complete, well-formed set of tensors."""
 
 
 @dataclass(frozen=True, slots=True)

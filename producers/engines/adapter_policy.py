@@ -18,9 +18,9 @@ log = structlog.get_logger()
 
 MOST_HELD = 2
 MOST_IN_BATCH = MOST_HELD + 2
-"""Versions of an adapter that a server computes at once: the newest, the one before it, and those that are held."""
+"""Versions of an adapter that a server can use at once: the newest, the one before it, and the held ones."""
 MOST_LEFT_OVER = 100
-"""Adapters that a server cannot let go before it is started again, for its memory."""
+"""Adapters that a server could not unload: from this number on it is restarted, to free memory."""
 
 
 class AdapterPolicy(ServedPolicy):
@@ -32,7 +32,7 @@ class AdapterPolicy(ServedPolicy):
         return MOST_HELD
 
     def load(self, version: int, weights: Mapping[str, Tensor], pool: Executor) -> float:
-        """See `ServedPolicy.load`; servers forget the versions that are not needed any more."""
+        """See `ServedPolicy.load`; servers unload the versions that are not needed any more."""
         paused_s = super().load(version, weights, pool)
         with self._turn:
             kept = {version, *self._list_used()}
@@ -46,7 +46,7 @@ class AdapterPolicy(ServedPolicy):
                 used = self._list_used()
                 if len(used) >= MOST_HELD:
                     raise EngineError(f"policy {self.name} already holds versions {used}, all in use; release one")
-                self._loading.add(version)  # the folders of others are removed at any time
+                self._loading.add(version)  # the folders of other versions may be removed at any time
                 try:
                     wanted = self._find_or_write(version, weights)
                     self.loaded.add(version)
@@ -59,7 +59,7 @@ class AdapterPolicy(ServedPolicy):
                 self._holds[version] += 1
 
     def find_held(self, version: int) -> GenerationServer | None:
-        """See `ServedPolicy.find_held`: the server with the fewest requests of those that have it."""
+        """See `ServedPolicy.find_held`; of the servers that have the version, the one with the fewest requests."""
         if not self._holds[version]:
             raise self._describe_missing(version, self._list_used())
         have = [one for one in self.servers if one.version is not None and _adapters_of(one).has(version)]
@@ -72,7 +72,7 @@ class AdapterPolicy(ServedPolicy):
         return server.version is not None and (version is None or _adapters_of(server).has(version))
 
     def settle(self, server: GenerationServer) -> None:
-        """See `ServedPolicy.settle`: a server that was started again gets the held versions."""
+        """See `ServedPolicy.settle`; a restarted server gets the held versions."""
         for version in self._list_used():
             if folder := self._folders.find(self.name, version):
                 self._add(server, ServedWeights(version, folder))
@@ -81,7 +81,7 @@ class AdapterPolicy(ServedPolicy):
         return {*self._list_used(), *self._loading}
 
     def _add(self, server: GenerationServer, wanted: ServedWeights) -> None:
-        """Give a server a version, if it is up. Raises WeightsRefused."""
+        """Load a version into a server, if it is up. Raises WeightsRefused."""
         if server.version is None:
             return
         try:
@@ -95,8 +95,8 @@ class AdapterPolicy(ServedPolicy):
         try:
             _adapters_of(server).keep(versions)
             if _adapters_of(server).left_over >= MOST_LEFT_OVER:
-                server.replace(f"it holds {MOST_LEFT_OVER} adapters that it cannot unload, so it is started again")
-        except (ServerAway, EngineError) as error:  # it costs memory alone
+                server.replace(f"the server holds {MOST_LEFT_OVER} adapters that it cannot unload: it is started again")
+        except (ServerAway, EngineError) as error:  # it only costs memory
             log.warning("engine.not_unloaded", server=server.name, why=str(error))
 
 

@@ -1,8 +1,8 @@
-"""How many requests a generation server gets at once, found from what the server tells. No clock and no I/O here.
+"""How many requests a generation server gets at once, computed from what it reports. No clock and no I/O here.
 
-Too few requests leave a server idle. With too many its KV cache is full, and it throws answers away half made
-(retracts, preempts them) to compute them again. Which number is right depends on the lengths of prompts and answers,
-and changes while a policy learns.
+Too few requests leave a server idle. With too many its KV cache is full, and it discards unfinished answers (it
+retracts or preempts them) and computes them again. The right number depends on the lengths of prompts and answers, and
+changes while a policy learns.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from headrace.producers.engines.server_api import ServerLoad
 
 FIRST = 16
-"""Requests at once before anything is known. What is certain to fit comes with the first reading."""
+"""Limit before the first reading, which shows how many requests are certain to fit."""
 MOST_GROWTH = 4.0
-"""At most so many times the limit in one change."""
+"""Factor by which one change may raise the limit."""
 LEAST_GROWTH = 1 / 16
 """At least this share of the limit, so that it also moves where the cache seems full but for a little."""
 AIM = 0.95
@@ -22,13 +22,13 @@ AIM = 0.95
 FULL = 0.97
 """A cache that was filled to this share on average leaves no room to grow."""
 FEW_RETRACTIONS = 0.75
-"""For each answer. Up to here the limit may grow: a cache without any retraction has room left."""
+"""Retractions per answer up to which the limit may grow: a cache without any retraction has room left."""
 MANY_RETRACTIONS = 1.5
-"""For each answer. Beyond this the limit is cut: here retractions begin to run away."""
+"""Retractions per answer above which the limit is cut, because from here they grow quickly."""
 LONG_QUEUE, SHORTEST_QUEUE = 1 / 8, 2
-"""A server's own queue is long when it holds more than this share of what runs, and more than this number."""
+"""A server's own queue is long when it has more than this share of the running requests, and more than this number."""
 QUEUE_READINGS = 2
-"""Readings in a row with a long queue that cut the limit; one alone is that of prompts that just came."""
+"""Consecutive readings with a long queue that cut the limit; a single one may only show new prompts."""
 SPARE = 17 / 16
 """A cut leaves so many times what the server could run."""
 DEEPEST_QUEUE_CUT, DEEPEST_CUT, SMALLEST_CUT = 0.75, 0.5, 0.95
@@ -50,22 +50,22 @@ class Admission:
     - At the end of a turn grow if requests were held back, none waits in the server, retractions are few and the cache
       is not full: by what the cache has left. Else hold.
 
-    A server that does not tell the size of its cache has no limit.
+    A server that does not report the size of its cache has no limit.
 
     Args:
-        exact: The limit, which stays then; 0 to find it.
+        exact: A fixed limit; 0 to find it.
     """
 
     def __init__(self, exact: int = 0) -> None:
         self.why = ""
-        """Why the limit was changed last."""
+        """Reason of the last change of the limit."""
         self._exact, self._limit = exact, exact or FIRST
         self._is_told = True
-        """Whether the server tells what there is to go by."""
+        """Whether the server reports what is needed to find a limit."""
         self._mean_size = 0.0
         self._ended = 0
         self._retractions = 0
-        """The server's own count, at the last reading."""
+        """The server's own count at the last reading."""
         self._queue_readings = 0
         self._turn = _Turn(FIRST, 0)
 
@@ -86,22 +86,22 @@ class Admission:
         """Take a reading and change the limit by it.
 
         Args:
-            load: What the server tells.
-            under_way: Requests that it has by our count.
-            held_back: Those that it would have without a limit.
+            load: What the server reports.
+            under_way: Requests that it has, by our count.
+            held_back: Requests that wait here because of the limit.
         """
         self._is_told = load.capacity_tokens > 0
         if self._exact or not self._is_told:
             return
-        retracted = max(0, load.retractions - self._retractions)  # a server that was started again counts from 0
+        retracted = max(0, load.retractions - self._retractions)  # a restarted server counts from 0
         self._retractions = load.retractions
         turn, ended = self._turn, self._ended - self._turn.began_at
         turn.add(load, retracted, held_back)
         certain = max(1, int(load.capacity_tokens / self._mean_size)) if self._mean_size else 1
         if self._limit < certain:
-            self._change(certain, "so many are certain to fit")
+            self._change(certain, "the cache certainly holds this many")
         elif turn.retracted > MANY_RETRACTIONS * max(ended, turn.answers):
-            self._change(max(certain, turn.find_cut(self._limit)), "the server retracts too many")
+            self._change(max(certain, turn.find_cut(self._limit)), "the server retracts too many requests")
         elif self._has_long_queue(load, under_way) and not turn.retracted:
             runs = math.ceil(SPARE * load.running) + 1
             cut = max(certain, runs, int(DEEPEST_QUEUE_CUT * self._limit))
@@ -128,7 +128,7 @@ class Admission:
 
 
 class _Turn:
-    """What was read since the last change, until so many answers end."""
+    """Sums of the readings since the last change, for a given number of answers."""
 
     def __init__(self, answers: int, began_at: int) -> None:
         self.answers, self.began_at = answers, began_at
@@ -154,6 +154,6 @@ class _Turn:
         return self._uses / max(1, self._readings)
 
     def find_cut(self, limit: int) -> int:
-        """Return what of the limit the server could run."""
+        """Return how many requests of the limit the server could run."""
         ran = SPARE * self._ran / self._crowded if self._crowded else 0.0
         return max(1, min(int(SMALLEST_CUT * limit), max(int(DEEPEST_CUT * limit), int(ran))))

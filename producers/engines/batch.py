@@ -1,7 +1,6 @@
-"""The requests of one weight set: those that run, as parallel arrays, one row each; rows 0..n-1 are live.
+"""The running requests of one weight set, as parallel arrays with one row each; rows 0..n-1 are in use.
 
-Everything that happens once per token happens here to all rows at once; a request becomes Python objects again only
-when it ends.
+All work per token is done here for all rows at once; a request is converted to Python objects again only when it ends.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ class Request:
 
     @property
     def limit(self) -> int:
-        """Tokens, prompt included, at which it ends."""
+        """Number of tokens, prompt included, at which it ends."""
         return len(self.prompt) + self.sampling.max_tokens
 
     def starts_version(self, version: int, generated: int) -> None:
-        """From the token after `generated` ones on, `version` makes the tokens."""
+        """Note that `version` makes the tokens after the first `generated` ones."""
         if self.runs and self.runs[-1][1] == generated:
             self.runs.pop()
         self.runs.append((version, generated))
 
     def finish(self, outcome: Generation | BaseException) -> None:
-        """Hand the outcome to the waiting coroutine, from any thread."""
+        """Give the outcome to the waiting coroutine, from any thread."""
         with contextlib.suppress(RuntimeError):  # its event loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(self._resolve, outcome)
 
@@ -63,7 +62,7 @@ class Request:
 
 
 class BatchRows:
-    """The running requests. Arrays are [capacity, ...]; methods work on the live part."""
+    """The running requests. Arrays are [capacity, ...]; methods work on the rows in use."""
 
     def __init__(self, routing: Sequence[int] = (0, 0), routing_dtype: npt.DTypeLike = np.uint8) -> None:
         """Begin without rows. `routing` is (layers, experts per token), 0 each where none is recorded."""
@@ -94,7 +93,7 @@ class BatchRows:
         self._index = np.arange(rows)
 
     def add(self, request: Request) -> None:
-        """Append a live row; `reserve` made room for it."""
+        """Append a row; `reserve` must have made room for it."""
         row, size = len(self.requests), len(request.prompt)
         self.requests.append(request)
         self.length[row] = self.prompt[row] = size
@@ -106,13 +105,13 @@ class BatchRows:
         self.stop[row, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
 
     def last_tokens(self) -> tuple[Ints, Ints]:
-        """(int64[n] the newest token of each row, int64[n] its position)."""
+        """Return (int64[n] the newest token of each row, int64[n] its position)."""
         n = len(self)
         positions = self.length[:n] - 1
         return self.ids[self._index[:n], positions].astype(np.int64), positions
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
-        """float64[count, n]: the draws for the next tokens of each row."""
+        """Return float64[count, n]: the random numbers for the next tokens of each row."""
         made = (self.length - self.prompt)[: len(self)].astype(np.uint64)
         return sampler.draw_uniforms(self.stream[: len(self)], made + np.arange(count, dtype=np.uint64)[:, None])
 
@@ -127,7 +126,7 @@ class BatchRows:
         self.is_sound[:n] &= np.isfinite(logprobs).all(1)
 
     def find_ended(self) -> list[int]:
-        """Rows that have ended: at their limit, stopped by a token or a text, or with numbers that are not finite."""
+        """Return the rows that have ended: at the limit, by a stop token or text, or with non-finite numbers."""
         n = len(self)
         newest = self.ids[self._index[:n], self.length[:n] - 1]
         stopped = (self.stop[:n] == newest[:, None]).any(1) & (self.length[:n] > self.prompt[:n])
@@ -138,12 +137,12 @@ class BatchRows:
         return over
 
     def prefixes(self, first: int) -> Iterator[npt.NDArray[np.int32]]:
-        """For each row from `first` on: its tokens but the newest, whose states the cache must hold."""
+        """Return for each row from `first` on all tokens but the newest; the cache must hold their states."""
         for row in range(first, len(self)):
             yield self.ids[row, : self.length[row] - 1]
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
-        """Return what the row has made so far."""
+        """Return what the row has generated so far."""
         request, begin, end = self.requests[row], self.prompt[row], self.length[row]
         ids = self.ids[row, begin:end].copy()
         reason: FinishReason = "length"

@@ -64,7 +64,7 @@ class CausalLM:
 
     @classmethod
     def build(cls, source: ModelSource, device: str, dtype: torch.dtype, *, record_routing: bool = False) -> CausalLM:
-        """From a config (random weights, to be loaded) or from a local path in HF layout; EngineError if neither."""
+        """Build from a config (random weights, to be replaced) or a local path in HF layout. Raises EngineError."""
         if isinstance(source, Adapted):
             return cls._build_adapted(source, device, dtype, record_routing=record_routing)
         if isinstance(source, PreTrainedConfig):
@@ -83,7 +83,7 @@ class CausalLM:
 
     @classmethod
     def _build_adapted(cls, source: Adapted, device: str, dtype: torch.dtype, *, record_routing: bool) -> CausalLM:
-        """With its base loaded, and an adapter to be loaded."""
+        """Build with the base loaded, and an adapter that is loaded later."""
         lm = cls.build(source.config, device, dtype)
         lm.apply(lm.stage(open_weights(source.folder).tensors))
         with torch.random.fork_rng(devices=[]):
@@ -91,13 +91,13 @@ class CausalLM:
         return cls(lm.model, record_routing=record_routing)
 
     def copy(self) -> CausalLM:
-        """Return another set of these weights. A base that carries an adapter is frozen, so both have it in common."""
+        """Return another set of these weights. The base of an adapter is frozen, so both sets share it."""
         loaded = set(self._names.values())
         shared = {id(base): base for name, base in self.model.named_parameters() if name not in loaded}
         return CausalLM(copy.deepcopy(self.model, shared))
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, width: int, cache: Any) -> torch.Tensor:
-        """Logits float32[b, V] of the last position; ids and positions are int64[b, T], keys are 0..width-1."""
+        """Return logits float32[b, V] of the last position; ids and positions are int64[b, T], keys are 0..width-1."""
         inputs = {
             "input_ids": ids,
             "attention_mask": self._mask(positions, width),
@@ -113,7 +113,7 @@ class CausalLM:
         return logits.float()
 
     def fill(self, ids: torch.Tensor, cache: Any) -> None:
-        """Only the cache's part of a forward over int64[b, T] from position 0; short rows are padded on the right."""
+        """Fill the cache from int64[b, T] from position 0, without logits; short rows are padded on the right."""
         positions = self._columns[None, : ids.shape[1]]
         self.model.base_model(
             input_ids=ids,
@@ -124,7 +124,7 @@ class CausalLM:
         )
 
     def _mask(self, positions: torch.Tensor, width: int) -> Any:
-        """Additive [b, 1, T, width], ready made: transformers takes 4D masks as they are, and spends time on others."""
+        """Return an additive mask [b, 1, T, width]: transformers uses 4D masks as they are, others cost time."""
         columns, rows = self._columns[:width], positions[:, None, :, None]
         future = columns > rows
         full = torch.where(future, self._closed, self._open)
@@ -134,11 +134,12 @@ class CausalLM:
         return {"full_attention": full, "sliding_attention": windowed} if self._kinds else windowed
 
     def stage(self, weights: Mapping[str, Any]) -> Staged:
-        """Check names, shapes and finiteness, copy in the compute dtype; nothing is applied. Raises EngineError.
+        """Check names, shapes and finiteness, and copy in the compute dtype, without use yet. Raises EngineError.
 
-        Names are those of Hugging Face files, or of an `Adapted` model those of peft's, which hold the adapter alone.
-        Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays hold the bits of bfloat16). Of tied
-        parameters one name is enough. Memory: that of the weights once more, until the old ones are let go of.
+        Names are those of Hugging Face files, or for an `Adapted` model those of peft's files, which hold only the
+        adapter. Values: torch tensors, `infra.weights.Tensor`, or arrays (uint16 arrays hold the bits of bfloat16). Of
+        tied parameters one name is enough. This needs the memory of the weights once more, until the old ones are
+        freed.
         """
         state = self.model.state_dict()
         held = {name: state[in_model] for name, in_model in self._names.items()}
@@ -164,12 +165,12 @@ class CausalLM:
                     f"{name} must have shape {tuple(own[name].shape)}, as in the model; it has {tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(tensor).all()):
-                raise EngineError(f"{name} holds numbers that are not finite: these weights are not served")
+                raise EngineError(f"{name} holds NaN or infinite values: these weights are not served")
             targets[name].detach().copy_(tensor)
         return [(self._names[name], tensor) for name, tensor in staged.items()]
 
     def apply(self, staged: Staged) -> None:
-        """Make staged weights the model's own. Nothing is copied: this happens between two tokens."""
+        """Put staged weights into the model. Nothing is copied, because this is done between two tokens."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         buffers = dict(self.model.named_buffers())
         for name, tensor in staged:
@@ -180,7 +181,7 @@ class CausalLM:
 
 
 def _read_attention(config: Any) -> tuple[set[str], int | None]:
-    """(kinds of layers, window or None); EngineError for layers whose state is not keys and values by position."""
+    """Return (kinds of layers, window or None). Raises EngineError for layers whose state is not keys and values."""
     kinds = set(getattr(config, "layer_types", None) or ())
     strange = kinds - {"full_attention", "sliding_attention"}
     if strange:
@@ -199,7 +200,7 @@ def convert_to_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, Tensor):
         if value.dtype not in _DTYPES:
             raise EngineError(f"weights of dtype {value.dtype} are not supported; publish one of {sorted(_DTYPES)}")
-        # torch shares no memory that is read-only, as a mapped file is.
+        # torch cannot share read-only memory, such as a mapped file.
         shared = bytearray(value.data) if value.data.readonly else value.data
         return torch.frombuffer(shared, dtype=_DTYPES[value.dtype]).reshape(value.shape)
     array: npt.NDArray[Any] = np.array(value)
@@ -209,7 +210,7 @@ def convert_to_tensor(value: Any) -> torch.Tensor:
 
 
 def pad_rows(prefixes: Sequence[npt.NDArray[np.int32]], width: int) -> npt.NDArray[np.int64]:
-    """int64[b, width] of rows with different lengths, zeros on the right."""
+    """Return int64[b, width] from rows of different lengths, with zeros on the right."""
     ids = np.zeros((len(prefixes), width), np.int64)
     for row, prefix in enumerate(prefixes):
         ids[row, : len(prefix)] = prefix

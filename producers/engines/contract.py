@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 LogprobConvention = Literal["raw", "tempered", "masked"]
-"""raw: log_softmax(logits). tempered: log_softmax(logits / temperature), over the whole vocabulary even where top-p,
-top-k or min-p cut it; at temperature 0 (greedy) the raw value. masked: over the tokens that those filters leave."""
+"""raw: log_softmax(logits). tempered: log_softmax(logits / temperature) over the whole vocabulary, also with top-p,
+top-k or min-p; at temperature 0 (greedy) the raw value. masked: over the tokens that these filters leave."""
 
 LOGPROB_CONVENTION: LogprobConvention = "tempered"
 
@@ -47,8 +47,8 @@ KvOnSwap = Literal["recompute", "keep"]
 """What an engine does with the KV cache of running sequences when weights change between two of their tokens."""
 
 KV_ON_SWAP: KvOnSwap = "recompute"
-"""Recompute: the log-probability of each token is that of a plain forward, under the weights of the token's own
-version, over the whole prefix, so anybody with the weights can check it. A kept cache mixes versions for good."""
+"""Recompute: the log-probability of each token equals that of a plain forward pass over the whole prefix with the
+weights of the token's version, so it can be checked with these weights. A kept cache mixes versions."""
 
 
 class EngineError(HeadraceError):
@@ -56,11 +56,11 @@ class EngineError(HeadraceError):
 
 
 class EngineAway(EngineError, Unavailable):
-    """A server of the engine cannot be reached, or starts: what was asked can be done later."""
+    """A server of the engine cannot be reached or is still starting: the same call may succeed later."""
 
 
 class VersionGone(EngineError):
-    """The weight version asked for is not held (any more)."""
+    """The engine does not hold the requested weight version, or no longer holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +76,29 @@ class EngineStats:
     busy_s: float
     """Seconds spent computing, of all engine threads."""
     swap_s: float = 0.0
-    """Seconds for which it was stopped by loads of new weights."""
+    """Seconds for which generation stopped to load new weights."""
     reused_tokens: int = 0
-    """Prompt tokens that a prefix cache had."""
+    """Prompt tokens found in a prefix cache."""
     progress: int = 0
-    """Grows as tokens are made, where `generated_tokens` counts those of a request when it ends."""
+    """Grows with every generated token, while `generated_tokens` counts the tokens of a request only when it ends."""
     trouble: str = ""
-    """What it waits for, such as a server that starts again; empty while it can generate."""
+    """What the engine waits for, such as the restart of a server; empty while it can generate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do beyond generating. An engine without this attribute has the defaults."""
+    """What an engine can do besides generation. The defaults hold for an engine without `capabilities`."""
 
     held_versions: int = 2
-    """Versions of a policy that it can hold at once beside the served one; 0: evaluation tasks go to other workers."""
+    """Versions of a policy that it can hold beside the served version; 0: other workers get evaluation tasks."""
     keeps_sessions: bool = False
-    """Whether `generate` takes `session`: requests with the same one share a prefix, and go to one server."""
+    """Whether `generate` takes `session`: requests with the same session share a prefix and go to the same server."""
     is_seeded: bool = True
     """Whether the same request with the same seed gives the same tokens."""
 
 
 def capabilities_of(engine: Engine) -> Capabilities:
-    """Return what an engine says that it can do."""
+    """Return the engine's own capabilities, or the defaults."""
     found: Capabilities = getattr(engine, "capabilities", Capabilities())
     return found
 
@@ -130,26 +130,26 @@ class Engine(Protocol):
 
         An engine whose `capabilities.keeps_sessions` is set also takes `session: int | None`.
 
-        version None follows the newest served weights in flight; an int runs on exactly that held weight set.
-        deadline_s is seconds from now; when they have passed the request ends as "cancelled" with what it has.
-        An engine may go on after a text of `sampling.stop`: the actor cuts what follows it.
-        Raises VersionGone, and EngineError for a request that cannot run (that request only) or a dead engine (all).
+        version None: always the newest served weights, also within a request. An int: exactly that held version.
+        deadline_s is seconds from now; then the request ends as "cancelled" with its tokens so far.
+        An engine may generate past a text of `sampling.stop`: the actor cuts off the tokens after it.
+        Raises VersionGone, and EngineError for a request that cannot run or when the engine is dead.
         """
         ...
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
-        """Serve `weights` (HF parameter names) as `version` from the next token on; returns when it is so."""
+        """Serve `weights` (HF parameter names) as `version` from the next token on; return when they are in use."""
         ...
 
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Keep `version` beside the served weights until `release`; counted, so hold twice, release twice.
+        """Keep `version` beside the served weights until `release`. Holds are counted: each one needs its own release.
 
-        Without `weights` the version must be the one served now or one already held, else VersionGone.
+        Without `weights`, raises VersionGone unless the version is the served one or already held.
         """
         ...
 
     def release(self, policy: str, version: int) -> None:
-        """Undo one `hold`; requests that already run on the set finish."""
+        """Undo one `hold`; requests that already run on this version finish."""
         ...
 
     def versions(self) -> dict[str, int]:
@@ -166,7 +166,7 @@ class Engine(Protocol):
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise EngineError for a value outside its range, naming both."""
+    """Raise EngineError for a value outside its range; the message names the value and the range."""
     ranges = {
         "temperature": (sampling.temperature == 0 or 0.01 <= sampling.temperature <= 100, "0 or in [0.01, 100]"),
         "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
@@ -195,7 +195,7 @@ def check_request(
     if wrong.size:
         at = int(wrong[0])
         raise EngineError(
-            f"token id {prompt[at]} at position {at} is outside the model's vocabulary of {vocabulary}; "
+            f"token id {prompt[at]} at position {at} is not among the {vocabulary} ids of the model's vocabulary; "
             "encode the prompt with the tokenizer that belongs to the model"
         )
     room = context - int(prompt.size)

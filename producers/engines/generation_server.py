@@ -1,4 +1,4 @@
-"""One generation server and the weights in it: started, watched and started again, or somebody else's by its URL."""
+"""One generation server and its weights: a process that the engine starts and restarts, or a server given by URL."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = structlog.get_logger()
 
 LOG = "stdout.log"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Between two starts of a server that does not come up."""
+"""Seconds between two attempts to start a server."""
 LOOK_AT_SERVER_S = 2.0
 FROZEN_S = 120.0
-"""A server that has answered nothing for so long is killed and started again."""
+"""A server that has not answered for so many seconds is killed and started again."""
 
 
 class LostInLoad(EngineAway):
-    """A server went away while it loaded weights: they may be why."""
+    """A server failed while it loaded weights; the weights may be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class EngineProcess(ServerProcess):
         super().__init__(folder)
         self._launch, self._environment = launch, dict(environment)
         self.weights: ServedWeights | None = None
-        """What it loads when it starts."""
+        """The weights that the server loads when it starts."""
         self.api: ServerApi | None = None
         self.is_ending = False
-        """Whether a start is to be given up."""
+        """Whether to give up a start that is under way."""
 
     def _command(self) -> ServerCommand:
         if self.weights is None:
-            raise ServerError(f"the {self._launch.what} has no weights to start with")
+            raise ServerError(f"the {self._launch.what} cannot start before weights are loaded")
         port = self.port("http")
         self._close_api()
         self.api = self._launch.open_api(f"http://{HOST}:{port}")
@@ -98,7 +98,7 @@ class EngineProcess(ServerProcess):
 
     def _is_answering(self) -> bool:
         if self.is_ending:
-            raise ServerError(f"the {self._launch.what} is no longer needed")
+            raise ServerError(f"the {self._launch.what} is being stopped")
         return self.api is not None and self.api.is_ready()
 
     def _close_api(self) -> None:
@@ -122,13 +122,13 @@ class GenerationServer:
     ) -> None:
         self.name = name
         self.version: int | None = None
-        """What it serves; None while it cannot generate."""
+        """The served version; None while the server cannot generate."""
         self.trouble = ""
-        """Why it cannot generate."""
+        """Why the server cannot generate."""
         self.gate = RequestGate(Admission(most_requests))
-        """Its requests."""
+        """The requests of the server."""
         self.load = ServerLoad(0, 0, 0)
-        """What was in it at the last look."""
+        """The load of the server when it was last read."""
         self._launch, self._process, self._url = launch, process, url
         self._attached = launch.open_api(url) if process is None else None
         self._weights: ServedWeights | None = None
@@ -140,21 +140,21 @@ class GenerationServer:
 
     @property
     def url(self) -> str:
-        """Its address; raises ServerError while a server of ours was never started."""
+        """Address of the server. Raises ServerError before the first start of its process."""
         return self._url if self._process is None else f"http://{HOST}:{self._process.port('http')}"
 
     @property
     def api(self) -> ServerApi:
-        """Its interface. Raises ServerAway while it has none."""
+        """Interface of the server. Raises ServerAway before the first start of its process."""
         api = self._attached or (self._process.api if self._process is not None else None)
         if api is None:
             raise ServerAway(f"{self.name} is not started")
         return api
 
     def serve(self, weights: ServedWeights) -> float:
-        """Load weights, in the server that runs or in a new one; return for how long generation stood still, seconds.
+        """Load weights into the running server or start one with them; return the seconds without generation.
 
-        Raises WeightsRefused when it goes on with those that it has, and EngineAway when it went away meanwhile or does
+        Raises WeightsRefused if the server keeps its old weights, and EngineAway if it failed meanwhile or does
         not start.
         """
         with self._turn:
@@ -163,7 +163,7 @@ class GenerationServer:
                 return 0.0
             try:
                 self._refuse_other_writers()
-            except ServerAway as away:  # these weights are not why
+            except ServerAway as away:  # these weights are not the cause
                 self.note_gone(away)
                 raise EngineAway(self.trouble) from away
             try:
@@ -176,7 +176,7 @@ class GenerationServer:
             return paused_s
 
     def note_gone(self, away: ServerAway) -> None:
-        """Use it no more until it has been looked at."""
+        """Mark the server as unusable until `look` has found it well or restarted it."""
         if not self._is_gone.is_set():
             log.warning("engine.server_gone", server=self.name, why=str(away))
         self.trouble = f"{self.name} is not used now: {away}"
@@ -184,12 +184,12 @@ class GenerationServer:
         self._is_gone.set()
 
     def replace(self, why: str) -> None:
-        """Have a server of ours started again that still answers."""
+        """Restart the server's process although it still answers."""
         self._weights = None
         self.note_gone(ServerAway(why))
 
     def look(self, weights: ServedWeights | None) -> None:
-        """See whether it is there and answers, and start it again with these weights if not; waits for the start."""
+        """Check that the server answers; if not, start it again with these weights and wait for the start."""
         if weights is None or not self._turn.acquire(blocking=False):
             return  # nothing to serve yet, or it loads now
         try:
@@ -205,7 +205,7 @@ class GenerationServer:
             self._turn.release()
 
     def close(self) -> None:
-        """Stop the process, if it is ours; a start that goes on is given up."""
+        """Stop the process, if the engine started it; give up a start that is under way."""
         self.version = None
         if self._process is not None:
             self._process.is_ending = True
@@ -251,7 +251,7 @@ class GenerationServer:
             log.info("engine.server_back", server=self.name, version=weights.version)
 
     def _is_up_with(self, weights: ServedWeights) -> bool:
-        """Return whether a server of ours runs, generates, and has these weights."""
+        """Return whether the server's own process runs, generates, and has these weights."""
         if self._process is None or not self._process.is_alive() or self._weights != weights:
             return False
         try:
@@ -284,7 +284,7 @@ class GenerationServer:
         self.version = weights.version
 
     def _refuse_other_writers(self) -> None:
-        """Raise WeightsRefused where somebody else has loaded weights since: their tokens would get our versions."""
+        """Raise WeightsRefused if another process has loaded weights: tokens would be recorded under wrong versions."""
         label = self.api.read_weight_version()
         if self._weights is not None and label != str(self._weights.version):
             raise WeightsRefused(

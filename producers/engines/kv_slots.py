@@ -1,8 +1,8 @@
 """A `transformers` cache in which every row (slot) has its own length, so requests can join and leave between tokens.
 
 One tensor per layer for keys and one for values, [slot, position, kv head, head size]. Live requests always occupy
-slots 0..n-1. Before each forward the caller sets what it will be: a prefill of some slots from position 0, or one
-token for each live slot at that slot's own position. What is behind a slot's position is stale and masked.
+slots 0..n-1. Before each forward the caller announces it: a prefill of some slots from position 0, or one token for
+each live slot at that slot's own position. Stored states beyond a slot's position are stale and masked.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SlotIndex = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Forward:
-    """What the forward under way does; shared by all layers of a cache."""
+    """The current forward pass, as the caller announced it; shared by all layers of a cache."""
 
     slots: int = 0  # capacity
     positions: int = 0  # capacity
     first: int = 0  # prefill: the first slot written
     share: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    """Prefill: int64[b], which computed row each slot takes."""
+    """Prefill: int64[b], the computed row that each slot takes."""
     cells: torch.Tensor | None = None
     """One token each: int64[n], slot * positions + position; None in a prefill."""
     width: int = 0  # positions that attention looks at
@@ -103,7 +103,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # transformer
         return self._forward.width, 0
 
     def get_seq_length(self) -> int:
-        """Positions before the forward under way, of the longest slot."""
+        """Positions of the longest slot before the current forward pass."""
         return 0 if self._forward.cells is None else self._forward.width - 1
 
     def get_max_length(self) -> int:
@@ -146,7 +146,7 @@ class SlotCache(Cache):
             layer.move(sources, targets, width)
 
     def wipe(self, first: int) -> None:
-        """Zero all slots from `first` on, after numbers that are not finite."""
+        """Zero all slots from `first` on, so that no NaN or infinity stays there."""
         for layer in self._slot_layers:
             layer.wipe(first)
 

@@ -1,7 +1,7 @@
-"""What transformers' own modules compute, with less Python between the kernels when there is one token per row.
+"""Faster replacements of transformers' modules: less Python between the kernels when there is one token per row.
 
-A step of a small model is dominated by calls, not by arithmetic. Everything here gives the same numbers; what could
-differ is tried on an input first.
+Calls, not arithmetic, take most of a small model's step. Every replacement gives the same numbers; one that could
+differ is first compared on an input.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LightNorm(torch.nn.Module):
 
 
 def install_light_modules(model: Any, context: int) -> None:
-    """Replace modules of `model` by the light ones of this file, where these give the same numbers."""
+    """Replace modules of `model` by the light modules of this file that give the same numbers."""
     if model.config._attn_implementation == "sdpa":  # noqa: SLF001 - transformers names it so in its own documentation
         AttentionInterface.register(LIGHT_ATTENTION, attend)
         AttentionMaskInterface.register(LIGHT_ATTENTION, sdpa_mask)
@@ -124,7 +124,7 @@ def _build_light_norm(norm: Any) -> torch.nn.Module:
 
 
 def find_unscaled_output_layer(model: Any) -> Any:
-    """Return the output layer if logits are just that of the base model's states, tried on one input; else None.
+    """Return the output layer if it alone turns the base model's states into logits (tried on one input); else None.
 
     Some models scale or cap their logits; for those the whole forward has to run.
     """

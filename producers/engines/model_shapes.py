@@ -1,4 +1,4 @@
-"""Which parameters a model has, without their memory: weights are checked before a server reads them and dies."""
+"""Names and shapes of a model's parameters, without their memory, to check weights before a server reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.producers.engines.contract import EngineError
 
 
 class ModelShapes:
-    """The parameters of one model, by their names in Hugging Face files, or of its adapter, by those in peft's.
+    """The parameters of one model, named as in Hugging Face files, or of its adapter, named as in peft's files.
 
     Args:
         folder: Holds its `config.json`, and `adapter_config.json` where an adapter alone is served.
@@ -39,7 +39,7 @@ class ModelShapes:
         parameters |= {name: buffer for name, buffer in model.state_dict().items() if name not in parameters}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._tied: dict[str, int] = {}
-        """Name to what it shares with others: of tied parameters one name is enough."""
+        """Name to the parameter that it is tied to: weights need only one name of tied parameters."""
         for name, in_model in list_published_names(model.state_dict()).items():
             for part, tensor in split_by_files({name: parameters[in_model]}).items():
                 self._shapes[part] = tuple(tensor.shape)
@@ -66,4 +66,4 @@ class ModelShapes:
                     f"{name} must have shape {self._shapes[name]}, as in the model; it has {tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(convert_to_tensor(tensor)).all()):
-                raise EngineError(f"{name} holds numbers that are not finite: these weights are not served")
+                raise EngineError(f"{name} holds NaN or infinite values: these weights are not served")

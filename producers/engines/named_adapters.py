@@ -1,7 +1,7 @@
 """Versions of an adapter in a server, each under a name of its own, and the requests of each.
 
-A request is of the version that it names. When a newer one is loaded, requests are ended, and the engine goes on from
-their tokens: with the newer name those that follow the newest, with the same name those of an evaluation.
+Each request names the version that it uses. Loading a newer version ends all requests, and the engine continues from
+their tokens: a training request under the newer name, a request of an evaluation under the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from headrace.producers.engines.server_api import ServerAway
 class NamedAdapters(ABC):
     """Base of `AdapterServerApi`s: which versions a server has, and which requests follow the newest.
 
-    Any thread may call, but `load` is not for the one whose loop awaits `generate`: it waits for the answers.
+    Any thread may call it, but `load` waits for answers, so never call `load` in the thread whose loop awaits
+    `generate`.
 
     Args:
         server: Its name, for messages.
@@ -35,9 +36,9 @@ class NamedAdapters(ABC):
         """Version to the name of its adapter in the server."""
         self._newest: int | None = None
         self._open: dict[str, int | None] = {}
-        """Requests that are not over. Of one that follows the newest version: which that was when it began."""
+        """Open requests. For a request that follows the newest version: the newest version when the request began."""
         self._turn = threading.Condition()
-        """Over all of these, and told when a request is over."""
+        """Guards all of these, and is notified when a request ends."""
 
     def load(self, folder: Path, version: int) -> float:
         """See `ServerApi.load`: requests that follow the newest version end, and go on with this one."""
@@ -67,7 +68,7 @@ class NamedAdapters(ABC):
             self._unload_adapter(name, version)
 
     def _begin_request(self, request_id: str, version: int | None) -> tuple[int, str] | None:
-        """Note a request that is about to be sent; return its version and name, None where the server has it not."""
+        """Note a request before it is sent; return its version and adapter name, None if the server lacks it."""
         with self._turn:
             used = self._newest if version is None else version
             if used is None or used not in self._names:
@@ -90,7 +91,7 @@ class NamedAdapters(ABC):
             return old
 
     def _end_followers(self, version: int) -> None:
-        """End the requests of versions before, and wait for what they have. Raises ServerAway."""
+        """End the requests of earlier versions, and wait for their answers. Raises ServerAway."""
         end = time.monotonic() + ANSWERS_LIMIT_S
         while self._has_followers(version):
             if time.monotonic() > end:
@@ -113,4 +114,4 @@ class NamedAdapters(ABC):
 
     @abstractmethod
     def _end_requests(self) -> None:
-        """Have the server end all requests; one that comes after the order may not be ended."""
+        """Have the server end all requests; a request that arrives after the order may run on."""

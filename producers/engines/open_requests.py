@@ -9,9 +9,9 @@ from collections.abc import Callable
 from headrace.producers.engines.server_api import ServerAway
 
 ANSWERS_LIMIT_S = 60.0
-"""For the answers of requests that are ended for a swap."""
+"""Seconds to wait for the answers of requests that a swap ends."""
 AGAIN_S = 0.05
-"""Between two times that requests are ended: an order that overtakes its request ends nothing."""
+"""Seconds between two orders to end requests: an order that overtakes its request ends nothing."""
 
 
 class OpenRequests:
@@ -26,14 +26,14 @@ class OpenRequests:
         self._ids: set[str] = set()
         self._is_admitting = False
         self._turn = threading.Condition()
-        """Over both, and told when a request is over."""
+        """Guards both, and is notified when a request ends."""
 
     def __contains__(self, request_id: str) -> bool:
-        """Return whether a request is not over."""
+        """Return whether a request is open."""
         return request_id in self._ids
 
     def try_begin(self, request_id: str) -> bool:
-        """Note a request that is about to be sent; return False where none may be sent now."""
+        """Note a request before it is sent; return False if no request may be sent now."""
         with self._turn:
             if self._is_admitting:
                 self._ids.add(request_id)
@@ -56,9 +56,9 @@ class OpenRequests:
             self._is_admitting = False
 
     def end_all(self, order: Callable[[], object]) -> None:
-        """Give the order to end requests until none is open. Not for the thread whose loop awaits their answers.
+        """Repeat the order to end requests until none is open. Never call it where the answers are awaited.
 
-        Raises ServerAway at the end of patience.
+        Raises ServerAway if requests are still open after ANSWERS_LIMIT_S.
         """
         end = time.monotonic() + ANSWERS_LIMIT_S
         while self._ids:

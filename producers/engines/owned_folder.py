@@ -1,4 +1,4 @@
-"""Folders that a process makes for itself, and that a later one removes if it died before it could."""
+"""Folders that a process makes for itself; a later process removes those of a process that died."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LOCK = "owner.lock"
 class OwnedFolder:
     """A new folder in `root`, locked for as long as this process lives; those of processes that are gone are removed.
 
-    Where the file system has no locks the folder has none, and nothing there is ever taken for left over.
+        On a file system without locks the folder is not locked, and no folder there is ever removed as left over.
 
     Args:
         root: Where to make it.
-        prefix: With which its name begins; only such folders are removed.
-        keep_s: For so many seconds after its last change a folder stays though its process is gone, to be read.
+        prefix: Beginning of the folder's name; only folders with this prefix are removed.
+        keep_s: Seconds after its last change for which the folder of a dead process stays, so that it can be read.
 
     Raises OSError where `root` cannot be written to.
     """
@@ -32,7 +32,7 @@ class OwnedFolder:
         self.path, self._lock = _make_locked(root, prefix)
 
     def close(self, *, leaves: bool = False) -> None:
-        """Remove it, or leave it to be read, as if this process had died. Safe to call twice."""
+        """Remove the folder, or leave it for readers as if this process had died. Safe to call twice."""
         if not leaves:
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
@@ -41,7 +41,7 @@ class OwnedFolder:
 
 
 def _make_locked(root: Path, prefix: str) -> tuple[Path, int | None]:
-    while True:  # again only where a process that tidies up met the folder before it was locked
+    while True:  # a second time only if another process removed the folder before this one locked it
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         try:
             lock = open_locked(path / LOCK)

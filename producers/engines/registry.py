@@ -1,8 +1,8 @@
 """Engines by the names that recipes use, imported when they are asked for.
 
-An engine is opened by a function of the policies' model folders (config and tokenizer in Hugging Face layout; no
-weights yet but the base of an adapter, beside its `adapter_config.json`) and of how many episodes will run at
-once. It returns the engine and its build: all versions and settings that its numbers depend on, in one line.
+A function opens an engine. It takes the policies' model folders (config and tokenizer in Hugging Face layout, and for
+an adapter its base and `adapter_config.json`) and the number of episodes that will run at once. It returns the engine
+and its build: one line with all versions and settings that its numbers depend on.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
 
 
 def find_kind(name: str) -> ServerKind:
-    """Return the kind of servers that an engine is over. Raises KeyError for an engine without servers."""
+    """Return the kind of servers that an engine uses. Raises KeyError for an engine without servers."""
     from headrace.producers.engines.sglang import SGLANG
     from headrace.producers.engines.vllm import VLLM
 
@@ -103,11 +103,11 @@ def find_kind(name: str) -> ServerKind:
 
 
 SERVED = ("sglang", "vllm")
-"""Engines over servers."""
+"""Engines that use servers."""
 ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted, **dict.fromkeys(SERVED, open_served)}
 """Name to the function that opens it."""
 READ_BY_SCRIPTED = ("scripted", "mixture")
-"""Shipped environments that may ask what the engine without a model can read."""
+"""Shipped environments whose questions the engine without a model may be able to read."""
 
 
 def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) -> Opened:
@@ -121,10 +121,10 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Look for the engine that a recipe names, where it is a shipped one, before anything is started.
+    """Check the shipped engine that a recipe names, before anything is started.
 
-    Raises UsageError for an unknown name, for settings that it does not take, and where the engine without a model
-    is to answer questions that it cannot read.
+    Raises UsageError for an unknown name, for settings that the engine does not take, and if the engine without a model
+    would get questions that it cannot read.
     """
     engine = recipe.rollout.engine
     if ":" in engine.use:
@@ -139,9 +139,8 @@ def check_engine(recipe: Recipe) -> None:
         env = workflow.env.use
         if engine.use == "scripted" and ":" not in env and env not in READ_BY_SCRIPTED:
             raise UsageError(
-                f"workflows.{name} asks problems of {env}, but engine scripted answers only those of environment "
-                "scripted: "
-                'use env = "scripted" for it, or another engine'
+                f"workflows.{name} takes problems from environment {env}, but engine scripted answers only problems "
+                'of environment scripted: set env = "scripted", or use another engine'
             )
 
 
@@ -162,9 +161,9 @@ _importing = threading.Lock()
 
 
 def import_engine(name: str) -> None:
-    """Import what an engine is made of, which takes seconds: early, in a thread, while the worker waits for weights.
+    """Import the modules of an engine, which takes seconds: early, in a thread, while the worker waits for weights.
 
-    Called again it waits until that is done: transformers cannot be imported by two threads at once (seen).
+    A second call waits for the first: two threads cannot import transformers at once (seen).
     """
     with _importing:
         if name in SERVED:

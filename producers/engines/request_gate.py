@@ -12,14 +12,14 @@ from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.server_api import ServerLoad
 
 TURN_S = 1.0
-"""A request looks so often whether it has to wait elsewhere, or not any more."""
+"""Seconds between two checks of a waiting request whether it should wait at another server or stop waiting."""
 
 
 class RequestGate:
-    """The requests that one server has, and those that are held back. Belongs to the event loop, but for `look`.
+    """The requests in one server, and those held back. Only the event loop may call it, except `look`.
 
     Args:
-        admission: Tells how many it may have.
+        admission: Says how many requests the server may have.
     """
 
     def __init__(self, admission: Admission) -> None:
@@ -29,21 +29,21 @@ class RequestGate:
 
     @property
     def held_back(self) -> int:
-        """Requests that wait here."""
+        """Requests that wait for a place."""
         return len(self._held)
 
     @property
     def crowding(self) -> float:
-        """Requests here, as a share of those that the server may have."""
+        """Requests in the server and held back, as a share of the number that it may have."""
         return (self.under_way + self.held_back) / self.admission.limit
 
     async def wait_for_place(self, can_stay: Callable[[], bool], end: float | None, *, goes_on: bool) -> bool:
-        """Wait for its turn; return True with a place among those under way, which `leave` gives back.
+        """Wait for a place in the server; return True if the request got one, which `leave` gives back.
 
         Args:
-            can_stay: Whether this is still where to wait. What it raises ends the wait.
+            can_stay: Whether the request should still wait here. An exception of this function ends the wait.
             end: When the wait ends, by `time.monotonic`.
-            goes_on: Whether the request was under way before: it comes before all others, as it has tokens already.
+            goes_on: Whether the request already has tokens from an earlier server: then it comes before all others.
         """
         if self._has_room() and (goes_on or not self._held):
             self.under_way += 1
@@ -71,7 +71,7 @@ class RequestGate:
         """Give a place back.
 
         Args:
-            goes_on: Whether the request is not over: it comes again, at once or elsewhere.
+            goes_on: Whether the request will ask for a place again, here or at another server.
         """
         self.under_way -= 1
         if not goes_on:
@@ -79,7 +79,7 @@ class RequestGate:
         self._wake()
 
     def look(self, load: ServerLoad) -> None:
-        """Take a reading of the server, from any thread."""
+        """Take in the server's load, from any thread."""
         if self.under_way or self._held:
             self.admission.look(load, self.under_way, self.held_back)
 

@@ -17,7 +17,7 @@ from headrace.producers.engines.contract import EngineError
 class RoutingRecord:
     """What the routers of a model chose in its last forward pass.
 
-    Raises EngineError for routers that do not report what they choose.
+    Raises EngineError for routers that do not report the chosen experts.
     """
 
     def __init__(self, model: Any) -> None:
@@ -36,7 +36,7 @@ class RoutingRecord:
         return torch.stack([self._chosen[layer] for layer in range(self.shape[0])], 1).to(self._wide)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RoutingRecord:
-        """Return what the routers of a copied model report, which nobody uses: tensors of a pass cannot be copied."""
+        """Return a copy without the chosen experts, because tensors of a forward pass cannot be copied."""
         copied = copy.copy(self)
         copied._chosen = {}  # noqa: SLF001 - it is one of us
         return copied
@@ -50,5 +50,5 @@ class RoutingRecord:
             if found.shape != (2, self.shape[1]) or found.is_floating_point():
                 raise EngineError(
                     f"rollout.record_routing: routers of {model.config.model_type} do not report their chosen experts: "
-                    "leave it out"
+                    "remove this key"
                 )

@@ -1,7 +1,7 @@
-"""The engine over generation servers: which request goes to which server, and servers that die.
+"""The engine that uses generation servers: it chooses the server of each request, and handles dead servers.
 
-Every policy has servers of its own, and for exact versions others, which training never uses. A request whose server
-goes away waits for it, or goes to another, and begins again with the tokens that its episode has.
+Every policy has its own servers for training, and others for exact versions (evaluations). A request whose server
+fails waits for that server or moves to another, and continues from the tokens that its episode has.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ log = structlog.get_logger()
 MOST_SESSIONS = 65_536
 WAIT_FOR_SERVER_S = 0.1
 ABORT_S = 10.0
-"""For a server to give a request up; what it made until then counts as lost after that."""
+"""Seconds for a server to cancel a request; after that its tokens count as lost."""
 MOST_DEATHS_OF_REQUEST = 3
-"""Servers that may go away under one request; then it may be the cause, and fails."""
+"""Servers that may fail during one request; after that the request fails, because it may be the cause."""
 
 
 class ServedEngine:
@@ -56,9 +56,9 @@ class ServedEngine:
 
     Args:
         policies: What it serves.
-        folders: Theirs; closed with the engine.
-        logprob_convention: That of the servers.
-        logs: Where the logs of its processes are; None where others run the servers.
+        folders: Weight folders of the policies; closed with the engine.
+        logprob_convention: Convention of the servers' log-probabilities.
+        logs: Folder of the server processes' logs; None for servers given by URL.
     """
 
     kv_on_swap: KvOnSwap = KV_ON_SWAP
@@ -96,7 +96,7 @@ class ServedEngine:
         deadline_s: float | None = None,
         session: int | None = None,
     ) -> Generation:
-        """See `Engine.generate`; the requests of a session go to one server, which has their prefix."""
+        """See `Engine.generate`; all requests of a session go to the server that caches their prefix."""
         served = self._find_policy(policy)
         prompt, sampling = check_request(
             ids, sampling, vocabulary=served.shapes.vocabulary, context=served.shapes.context
@@ -125,7 +125,7 @@ class ServedEngine:
                 ended = _find_end(answer, made + len(answer.ids) >= sampling.max_tokens, end)
                 if ended is not None:
                     return _join(pieces, ended)
-                await asyncio.sleep(WAIT_FOR_SERVER_S)  # the server gave it up by itself: it goes on in a moment
+                await asyncio.sleep(WAIT_FOR_SERVER_S)  # the server cancelled it by itself: ask again soon
                 goes_on = True
             except ServerAway as away:
                 server.note_gone(away)
@@ -134,12 +134,12 @@ class ServedEngine:
                     raise EngineError(f"{deaths} servers failed while they had this request: {away}") from away
                 goes_on = True
             finally:
-                server.gate.leave(goes_on=goes_on)  # not before the sleep: its place would be another's then
+                server.gate.leave(goes_on=goes_on)  # not before the sleep: another request would take its place
 
     async def _ask(
         self, server: GenerationServer, ids: list[int], sampling: Sampling, version: int | None, end: float | None
     ) -> Answer:
-        """Ask a server, and have it give up at the end; also when the caller is cancelled. Raises ServerAway."""
+        """Send a request to a server; cancel it at the deadline or when the caller is cancelled. Raises ServerAway."""
         request_id = uuid.uuid4().hex
         api = server.api
         asking = asyncio.ensure_future(api.generate(request_id, ids, sampling, version))
@@ -174,7 +174,7 @@ class ServedEngine:
         *,
         goes_on: bool,
     ) -> GenerationServer | None:
-        """Return where a request goes, with a place at its gate; None when its time is over before.
+        """Return the server for a request, with a place at its gate; None if the deadline passes first.
 
         Raises VersionGone, and EngineError for a policy without weights and for a closed engine.
         """
@@ -245,7 +245,7 @@ class ServedEngine:
         return EngineStats(
             generated_tokens=self._generated,
             prompt_tokens=self._prompts,
-            recomputed_tokens=0,  # a server does not tell
+            recomputed_tokens=0,  # servers do not report it
             reused_tokens=self._reused,
             running=running,
             waiting=self._waiting,
@@ -256,7 +256,7 @@ class ServedEngine:
         )
 
     def close(self) -> None:
-        """See `Engine.close`. Safe to call twice. The log of a server that did not come up is left."""
+        """See `Engine.close`. Safe to call twice. The log of a server that did not start is kept."""
         if self._over.is_set():
             return
         self._over.set()
@@ -268,7 +268,7 @@ class ServedEngine:
             self._logs.close(leaves=any(server.trouble for server in self.list_servers()))
 
     def list_servers(self) -> list[GenerationServer]:
-        """Return the servers of all policies, those for exact versions last of each."""
+        """Return the servers of all policies, for each policy those for exact versions last."""
         return [server for policy in self._policies.values() for server in (*policy.servers, *policy.evaluators)]
 
     def _find_policy(self, policy: str) -> ServedPolicy:
@@ -298,7 +298,7 @@ class ServedEngine:
 
 
 def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, expected: set[int]) -> None:
-    """Raise EngineError for what the policy cannot have made: tokens of other weights, or of another vocabulary."""
+    """Raise EngineError for tokens that the policy cannot have generated: of other weights or another vocabulary."""
     if (largest := answer.ids.max(initial=0)) >= vocabulary:
         raise EngineError(
             f"{server.name} answered with token id {largest}, but the policy's vocabulary has {vocabulary} tokens: the "
@@ -315,7 +315,7 @@ def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, exp
 
 
 def _find_end(answer: Answer, is_whole: bool, end: float | None) -> FinishReason | None:
-    """Return how a generation ended with an answer; None where it goes on."""
+    """Return how a generation ended with an answer; None if it continues."""
     if answer.ended != "aborted":
         return answer.ended
     if end is not None and time.monotonic() >= end:
@@ -324,7 +324,7 @@ def _find_end(answer: Answer, is_whole: bool, end: float | None) -> FinishReason
 
 
 def _join(pieces: list[Answer], ended: FinishReason) -> Generation:
-    """Return the pieces of one generation, which more than one request gave."""
+    """Return one generation made of the answers of several requests."""
     runs: list[tuple[int, int]] = []
     for version, length in (run for piece in pieces for run in piece.version_runs):
         if runs and runs[-1][0] == version:
@@ -337,7 +337,7 @@ def _join(pieces: list[Answer], ended: FinishReason) -> Generation:
 
 
 def _join_routing(pieces: list[Answer]) -> npt.NDArray[np.uint8 | np.uint16] | None:
-    """Return for each token the experts of the piece that had it first: a later one may be of newer weights."""
+    """Return each token's experts from the first piece that contains it: a later piece may have newer weights."""
     found: list[npt.NDArray[np.uint8 | np.uint16]] = []
     for piece in pieces:
         if piece.routing is not None:

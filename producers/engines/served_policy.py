@@ -1,4 +1,4 @@
-"""One policy over its generation servers: the newest version in those of training, exact ones in others."""
+"""One policy in its generation servers: training servers have the newest version, others hold exact versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.producers.engines.weight_folders import WeightFolders
 log = structlog.get_logger()
 
 MOST_DEATHS = 2
-"""Servers that a version may take down before it is loaded no more."""
+"""Servers that may fail while they load one version; after that the version is not loaded again."""
 
 
 class ServedPolicy:
@@ -27,7 +27,7 @@ class ServedPolicy:
 
     Args:
         name: Of the policy.
-        shapes: What its weights have to be.
+        shapes: Names and shapes that its weights must have.
         servers: Serve the newest version.
         evaluators: Each holds one exact version at a time.
         folders: Where weights are written for servers to read.
@@ -47,16 +47,16 @@ class ServedPolicy:
         self.name, self.shapes, self.servers, self.evaluators = name, shapes, servers, evaluators
         self.newest: ServedWeights | None = None
         self.loaded: set[int] = set()
-        """Versions that this process had servers load: tokens of others are somebody else's."""
+        """Versions that this process loaded into servers: a token of any other version comes from another process."""
         self._folders, self._writes_ties = folders, writes_ties
         self._loading: set[int] = set()
-        """Versions that an evaluator reads now, or is about to."""
+        """Versions that an evaluation server is loading or about to load."""
         self._held: dict[int, GenerationServer] = {}
         self._holds: Counter[int] = Counter()
         self._turn = threading.Lock()
-        """Over `_held` and `_holds`."""
+        """Guards `_held` and `_holds`."""
         self._deaths: Counter[int] = Counter()
-        """Version to the servers that went away while they loaded it."""
+        """Version to the servers that failed while they loaded it."""
 
     @property
     def held_versions(self) -> int:
@@ -64,9 +64,9 @@ class ServedPolicy:
         return len(self.evaluators)
 
     def load(self, version: int, weights: Mapping[str, Tensor], pool: Executor) -> float:
-        """Have all servers of training load a version; return for how long generation stood still, seconds.
+        """Load a version into all training servers; return the seconds without generation.
 
-        Raises EngineError when none took it, and EngineAway when one may take it later.
+        Raises EngineError if no server loaded it, and EngineAway if a server may load it later.
         """
         if self._deaths[version] >= MOST_DEATHS:
             raise EngineError(
@@ -110,25 +110,25 @@ class ServedPolicy:
             self._holds[version] += 1
 
     def release(self, version: int) -> None:
-        """See `Engine.release`. The version stays in its server until another one needs that."""
+        """See `Engine.release`. The version stays in its server until another version needs that server."""
         with self._turn:
             if not self._holds[version]:
                 raise VersionGone(f"policy {self.name} version {version} is not held")
             self._holds[version] -= 1
 
     def find_held(self, version: int) -> GenerationServer | None:
-        """Return the server that holds a version; None while it is down. Raises VersionGone."""
+        """Return the server that holds a version; None while that server is down. Raises VersionGone."""
         server = self._held.get(version)
         if server is None or not self._holds[version]:
             raise self._describe_missing(version, self._list_used())
         return server if server.version == version else None
 
     def is_serving(self, server: GenerationServer, version: int | None) -> bool:
-        """Return whether a server has a version, None for the newest. Raises VersionGone for one that is not held."""
+        """Return whether a server has a version (None: the newest). Raises VersionGone if it is not held."""
         return server.version is not None if version is None else self.find_held(version) is server
 
     def find_weights_of(self, server: GenerationServer) -> ServedWeights | None:
-        """Return what a server of this policy has to serve now; None for nothing yet."""
+        """Return the weights that a server of this policy has to serve now; None if there are none yet."""
         if server in self.servers:
             return self.newest
         for version, holder in self._held.items():
@@ -137,7 +137,7 @@ class ServedPolicy:
         return None
 
     def settle(self, server: GenerationServer) -> None:
-        """Give a server that runs what else it needs."""
+        """Load the other versions that a running server needs."""
 
     def _list_needed(self) -> set[int]:
         """Return the versions whose folders are needed beside the newest one's."""
@@ -151,7 +151,7 @@ class ServedPolicy:
         self._held = {key: one for key, one in self._held.items() if one is not server} | {version: server}
 
     def _find_or_write(self, version: int, weights: Mapping[str, Tensor] | None) -> ServedWeights:
-        """Return a version as a folder, which is there or is made. Raises VersionGone where it cannot be made."""
+        """Return the folder of a version; write it if needed. Raises VersionGone if there are no weights to write."""
         if folder := self._folders.find(self.name, version):
             return ServedWeights(version, folder)
         if weights is None:

@@ -1,4 +1,4 @@
-"""What an engine asks of a generation server, over HTTP, whichever server it is. Nothing here imports torch."""
+"""The HTTP calls that an engine makes to any kind of generation server. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ import numpy.typing as npt
 from headrace.producers.engines.contract import EngineError, Sampling
 
 CONTROL_LIMIT_S = 30.0
-"""For an answer to a question that costs the server nothing."""
+"""Seconds to wait for the answer to a cheap question."""
 IDLE_S = 1.0
-"""A connection is kept idle for so long. Servers close it after 5 s: a request that meets that moment is lost."""
+"""Seconds for which an idle connection is kept. Servers close it after 5 s, and a request at that moment is lost."""
 
 
 class ServerAway(Exception):
-    """A server does not answer, or went away before its answer was whole."""
+    """A server does not answer, or failed before its answer was complete."""
 
 
 class WeightsRefused(EngineError):
-    """A server would not load weights; it goes on with those that it has."""
+    """A server refused to load weights, and keeps those that it has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What one request gave."""
+    """The result of one request."""
 
     ids: npt.NDArray[np.int32]
     """int32[T]"""
@@ -41,15 +41,15 @@ class Answer:
     version_runs: tuple[tuple[int, int], ...]
     """(version, length) pairs in order; lengths sum to T"""
     ended: Literal["stop", "length", "aborted"]
-    """aborted: the server gave it up, on request or by itself; what it made until then is here"""
+    """aborted: the server cancelled the request, on order or by itself; the answer has the tokens until then"""
     cached_tokens: int = 0
-    """of the prompt, which the server's prefix cache had"""
+    """prompt tokens found in the server's prefix cache"""
     routing: npt.NDArray[np.uint8 | np.uint16] | None = None
     """uint8 or uint16 [P+T-1, layers, experts per token]; see `Generation.routing`"""
 
 
 NOTHING = Answer(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "aborted")
-"""What is given up before it was asked."""
+"""Answer to a request that is cancelled before it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class ServerLoad:
     used_tokens: int
     """Tokens in the KV cache of running requests."""
     capacity_tokens: int = 0
-    """Tokens for which the KV cache has room; 0: it does not tell."""
+    """Tokens for which the KV cache has room; 0: the server does not report it."""
     retractions: int = 0
-    """Times that it threw a running request's cache away, since its start, because there was no room for all."""
+    """How often, since its start, the server dropped a running request's KV cache for lack of room."""
 
 
 class ServerApi(Protocol):
@@ -75,26 +75,26 @@ class ServerApi(Protocol):
         """Continue `ids`. Raises EngineError for a request that the server refuses.
 
         Args:
-            request_id: Of its own; `abort` takes it.
-            ids: What comes before.
-            sampling: How to go on.
-            version: The one of several versions in the server that is asked for; None for the newest.
+            request_id: A new id, which `abort` takes.
+            ids: Tokens to continue.
+            sampling: How to sample.
+            version: Which of several versions in the server to use; None for the newest.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """Have a request end now with what it has; one that is not known is passed over."""
+        """End a request now with its tokens so far; ignore an unknown request."""
         ...
 
     def load(self, folder: Path, version: int) -> float:
-        """Swap the weights between two tokens; return the seconds for which generation stood still.
+        """Swap the weights between two tokens; return the seconds without generation.
 
         Raises WeightsRefused.
         """
         ...
 
     def note_started(self, folder: Path, version: int) -> None:
-        """Note with which version the server was started. Raises WeightsRefused for a server that is not to be used."""
+        """Note the version with which the server was started. Raises WeightsRefused for an unusable server."""
         ...
 
     def read_weight_version(self) -> str:
@@ -102,7 +102,7 @@ class ServerApi(Protocol):
         ...
 
     def read_load(self) -> ServerLoad:
-        """Return what is in it now."""
+        """Return the server's current load."""
         ...
 
     def is_ready(self) -> bool:
@@ -110,7 +110,7 @@ class ServerApi(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         ...
 
 
@@ -118,27 +118,27 @@ class AdapterServerApi(ServerApi, Protocol):
     """A server with one base and several versions of an adapter; `load` makes one of them the newest."""
 
     left_over: int
-    """Versions that are not needed, and that it cannot let go."""
+    """Number of versions that are no longer needed but that the server cannot unload."""
 
     def add(self, folder: Path, version: int) -> None:
-        """Take a version beside those that are there. Raises WeightsRefused."""
+        """Load a version beside those that the server has. Raises WeightsRefused."""
         ...
 
     def has(self, version: int) -> bool:
-        """Return whether a version is there."""
+        """Return whether the server has a version."""
         ...
 
     def keep(self, versions: Collection[int]) -> None:
-        """Remove all versions but these and the newest; requests that name one end first. Raises WeightsRefused."""
+        """Remove all versions but these and the newest, after the end of their requests. Raises WeightsRefused."""
         ...
 
 
 class HttpConnections:
-    """Connections to one server, for requests in a thread of their own, whose loop outlives those that ask.
+    """Connections to one server. Requests run in a separate thread, whose event loop outlives those of the callers.
 
     Args:
         url: Address of the server, as `http://host:port`.
-        key: API key, if it wants one.
+        key: API key, if the server needs one.
     """
 
     def __init__(self, url: str, key: str = "") -> None:
@@ -173,11 +173,11 @@ class HttpConnections:
         """Call from a thread. Raises ServerAway."""
         try:
             return self._control.request(method, path, json=body, timeout=limit_s)
-        except (httpx2.HTTPError, RuntimeError) as error:  # RuntimeError: it is closed
+        except (httpx2.HTTPError, RuntimeError) as error:  # RuntimeError: the client is closed
             raise self._away(error) from error
 
     def close(self) -> None:
-        """End open requests, which raise ServerAway, and let go of the connections. Safe to call twice."""
+        """End open requests, which raise ServerAway, and close the connections. Safe to call twice."""
         self._control.close()
         with self._submitting:
             self._is_closed = True
@@ -200,7 +200,7 @@ class HttpConnections:
             raise
 
     def _submit(self, request: Coroutine[Any, Any, httpx2.Response]) -> Future[httpx2.Response]:
-        with self._submitting:  # what is submitted before the end is cancelled at the end
+        with self._submitting:  # `close` cancels every request that was submitted before it
             if not self._is_closed:
                 return asyncio.run_coroutine_threadsafe(request, self._loop)
         request.close()
@@ -223,7 +223,7 @@ class HttpConnections:
 
 
 def read_error(response: httpx2.Response) -> str:
-    """Return a server's own words for a request that it refused."""
+    """Return the error message in a server's answer."""
     try:
         found: Any = response.json()
     except ValueError:

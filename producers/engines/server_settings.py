@@ -1,4 +1,4 @@
-"""What a recipe may say of generation servers, whichever they are, and how the engine gets them."""
+"""Recipe settings of any kind of generation server, and the factory that makes the servers."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from headrace.producers.engines.server_api import AdapterServerApi, HttpConnecti
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a recipe says beside `use = "sglang"`, or another kind. Raises EngineError for a value outside its range."""
+    """Settings beside `use = "sglang"` or another kind. Raises EngineError for a value outside its range."""
 
     python: str = "python"
-    """Python of the environment in which the servers are installed; its pins never meet ours."""
+    """Python of the environment in which the servers are installed, separate from Headrace's."""
     servers: int = 1
     """Servers of each policy that training uses."""
     evaluation_servers: int = 1
     """Servers of each policy for the exact versions of evaluations; each is started when one is asked for."""
     devices: Sequence[str] = ()
-    """CUDA_VISIBLE_DEVICES of the servers in turn, those of evaluations last; none leaves it as it is."""
+    """CUDA_VISIBLE_DEVICES of the servers in turn, evaluation servers last; empty: the variable is not changed."""
     arguments: Sequence[str] = ()
     """Further arguments of the command that starts a server, such as `--dtype float32`."""
     urls: Sequence[str] = ()
-    """Servers that somebody else runs, in place of starting any; each belongs to this worker alone."""
+    """Running servers to use instead of starting some; each must serve this worker alone."""
     evaluation_urls: Sequence[str] = ()
-    """Such servers for evaluations."""
+    """Running servers to use for evaluations."""
     key: str = ""
     """Name of the environment variable that holds the API key of such servers."""
-    folder: str = "/dev/shm"  # noqa: S108 - memory, which is what is wanted
-    """Where weights are written for the servers to read; a folder in memory."""
+    folder: str = "/dev/shm"  # noqa: S108 - it must be in memory
+    """Folder in memory where weights are written for the servers to read."""
     most_requests: int = 0
-    """Requests that a server has at once; 0 finds the number from its queue, its KV cache and its retractions."""
+    """Requests that a server has at once; 0: found from its queue, KV cache and retractions."""
     start_limit_s: float = 1800.0
-    """For a server to start, the reading of its weights included."""
+    """Seconds for a server to start and read its weights."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -61,7 +61,7 @@ class ServerSettings:
             if not is_right:
                 raise EngineError(f"{name} must be {allowed}; it is {getattr(self, name)}")
         if self.evaluation_urls and not self.urls:
-            raise EngineError("evaluation_urls need urls too")
+            raise EngineError("evaluation_urls has no effect without urls: set urls too")
         for url in (*self.urls, *self.evaluation_urls):
             if not url.startswith(("http://", "https://")):
                 raise EngineError(
@@ -76,14 +76,14 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """What one kind of servers has of its own."""
+    """What differs between kinds of servers."""
 
     engine: str
     """Its name in recipes, which is also that of its Python package."""
     what: str
     """Its name in messages, such as `SGLang`."""
     build_words: Callable[[ServedWeights, int, int], Sequence[str]]
-    """Weights, port and most tokens of a sequence to the words after `python` that start a server."""
+    """Returns the words after `python` that start a server, from weights, port and longest sequence in tokens."""
     build_api: Callable[[HttpConnections], ServerApi]
     """For servers of whole weights."""
     build_adapter_api: Callable[[HttpConnections], AdapterServerApi]
@@ -93,14 +93,14 @@ class ServerKind:
     build_experts_api: Callable[[HttpConnections, ExpertLayers], ServerApi] | None = None
     """For servers that return the experts of every token; None where they cannot do that."""
     experts_words: Sequence[str] = ()
-    """What they are started with for that, behind the other words."""
+    """Further words of the command that make a server return experts."""
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
     writes_ties: bool = False
     """Whether a server has to read tied parameters under each of their names."""
 
 
 def read_settings(kind: ServerKind, given: Mapping[str, Any]) -> ServerSettings:
-    """Return the settings of a recipe. Raises UsageError, which lists those that there are."""
+    """Return the settings of a recipe. Raises UsageError, whose message lists the known settings."""
     try:
         return ServerSettings(**given)
     except (TypeError, EngineError) as error:
@@ -116,8 +116,8 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
     lora = [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]
     if recipe.rollout.record_routing and lora:
         raise UsageError(
-            f"rollout.record_routing: engine {kind.engine} does not record experts beside adapters, as of policy "
-            f'{lora[0]}: set lora.publish = "merged", or use engine torch'
+            f"rollout.record_routing: engine {kind.engine} cannot record experts for adapters, as policy "
+            f'{lora[0]} has: set lora.publish = "merged", or use engine torch'
         )
     if lora and settings.urls:
         raise UsageError(
@@ -126,25 +126,26 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
         )
     if recipe.evaluate.every and not settings.holds and len(lora) < len(recipe.policies):
         raise UsageError(
-            f"rollout.engine: evaluations need exact versions, but no {kind.what} server can hold one: set "
+            f"rollout.engine: evaluations need exact versions, but no {kind.what} server keeps one: set "
             "evaluation_servers (with urls: evaluation_urls), or set evaluate.every = 0"
         )
     if settings.urls and len(recipe.policies) > 1:
         raise UsageError(
-            f"rollout.engine.urls: such servers can only serve one policy, but the recipe has {len(recipe.policies)}"
+            "rollout.engine.urls: servers given by URL can serve only one policy, but the recipe has "
+            f"{len(recipe.policies)}"
         )
     workers = recipe.launch.workers * len(recipe.workflows)
     if settings.urls and workers > 1:
         raise UsageError(
-            f"rollout.engine.urls: such a server belongs to one worker, but `up` would start {workers}: launch.workers "
-            f"is {recipe.launch.workers} for each of {len(recipe.workflows)} workflows"
+            f"rollout.engine.urls: a server given by URL serves only one worker, but `up` would start {workers}: "
+            f"launch.workers is {recipe.launch.workers} for each of {len(recipe.workflows)} workflows"
         )
     if recipe.launch.workers and not settings.urls:
         _check_python(kind, settings)
 
 
 def _check_python(kind: ServerKind, settings: ServerSettings) -> None:
-    """Look whether the workers of this machine can start a server. Raises UsageError."""
+    """Check that a worker on this machine can start a server. Raises UsageError."""
     python = find_python(settings)
     asks = [python, "-c", f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{kind.engine}') is None)"]
     if shutil.which(python) is None:
@@ -166,7 +167,7 @@ def find_python(settings: ServerSettings) -> str:
 
 
 def _check_kind(name: str, value: Any, default: Any) -> None:
-    """Raise EngineError for a value of another kind than the default's."""
+    """Raise EngineError for a value whose type differs from the default's."""
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
             raise EngineError(f'{name} must be a list of strings, as in ["--tp", "2"]; got {value!r}')
@@ -179,29 +180,29 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
 
 LOGS_PREFIX = "headrace-servers-"
 LOGS_KEPT_S = 24 * 3600.0
-"""Logs of a worker that was killed, or that names one in an error, are still there on the next day."""
+"""Seconds for which the logs of a dead worker are kept: until the next day."""
 
 
 @dataclass(slots=True)
 class ServerFactory:
-    """Makes the servers of an engine, one after the other."""
+    """Makes the servers of an engine."""
 
     kind: ServerKind
     settings: ServerSettings
     logs: OwnedFolder | None = None
-    """Where logs and ports of the processes are; None where others run them."""
+    """Folder of the processes' logs and ports; None for servers given by URL."""
     made: int = 0
 
     def build_servers(
         self, policy: str, context: int, *, with_adapters: bool = False, experts: ExpertLayers | None = None
     ) -> tuple[list[GenerationServer], list[GenerationServer]]:
-        """Return the servers that training uses, and those for exact versions; none is started yet.
+        """Return the servers for training and those for exact versions, not yet started.
 
         Args:
             policy: Its name.
             context: Most tokens of one of its sequences.
-            with_adapters: Whether its weights are an adapter beside its base. Exact versions need no servers then.
-            experts: Those of its model, if they are recorded.
+            with_adapters: Whether its weights are an adapter on a base. Then exact versions need no servers.
+            experts: Expert layers of its model, if experts are recorded.
         """
         settings = self.settings
         build = partial(self._build_command, context, self.kind.experts_words if experts else ())

@@ -14,7 +14,7 @@ from headrace.producers.engines.sglang_api import SGLangApi
 from headrace.producers.engines.sglang_experts import RETURN_EXPERTS, SGLangExperts
 
 RESERVED = 6
-"""Tokens of the context that SGLang keeps from a prompt; it is told of a longer one, which no request of ours uses."""
+"""Tokens of its context that SGLang does not give to a prompt; so its context is set longer by this number."""
 
 
 def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
@@ -32,7 +32,7 @@ def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
         targets = sorted({str(name).rpartition(".")[2] for name in adapter["target_modules"]})
         words += ["--enable-lora", "--max-lora-rank", str(adapter["r"]), "--max-loras-per-batch", str(MOST_IN_BATCH)]
         words += ["--lora-target-modules", *targets]
-    # Its warm-up asks in English, which a tokenizer for something else makes nothing of; ours asks for one token.
+    # Its own warm-up asks in English, which some tokenizers cannot encode; `is_ready` asks for one token instead.
     return ["-m", "sglang.launch_server", "--skip-server-warmup", *words]
 
 
@@ -44,7 +44,7 @@ SGLANG = ServerKind(
     build_adapter_api=SGLangAdapters,
     build_experts_api=SGLangExperts,
     experts_words=(RETURN_EXPERTS,),
-    # Its mixtures of experts have an output layer of their own, and leave it unset where the files do not have it.
+    # SGLang gives a mixture of experts an untied output layer, and leaves it unset if the files lack it.
     writes_ties=True,
     environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
 )

@@ -1,9 +1,8 @@
 """SGLang with adapters by name: a server has one base, and several versions of an adapter beside it.
 
-SGLang keeps the prefix caches of adapters apart. It removes an adapter once it counts no requests of it, and waits for
-that without a limit. A request that ended while it was in the queue is counted for ever (seen in 0.5.21). So an adapter
-is removed only where every request of it is known to have ended otherwise; the others stay in the server's memory until
-it is started again.
+SGLang keeps the prefix caches of adapters apart. Before it removes an adapter, it waits without limit until it counts
+no requests of the adapter. It never stops counting a request that ended in its queue (seen in 0.5.21). So this class
+removes an adapter only if no request of it ended in the queue; other adapters stay in the server until its restart.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from headrace.producers.engines.server_api import (
 from headrace.producers.engines.sglang_api import HTTP_OK, LOAD_LIMIT_S, SGLangApi, read_answer, read_label
 
 ENDED_WHILE_IT_RAN = "Aborted"
-"""SGLang's word for a request that it ended, and counts no more."""
+"""SGLang's finish reason of a request that it ended and no longer counts."""
 
 
 class SGLangAdapters(NamedAdapters, SGLangApi):
@@ -35,14 +34,14 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
         NamedAdapters.__init__(self, connections.url)
         SGLangApi.__init__(self, connections)
         self._base: int | None = None
-        """The label of the base, which comes back with every token."""
+        """The weight label of the base, which SGLang returns with every token."""
         self._counted: set[int] = set()
-        """Versions that SGLang may count requests of for ever."""
+        """Versions whose requests SGLang may never stop counting."""
 
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int | None = None
     ) -> Answer:
-        """See `ServerApi.generate`. A version that is not there gives nothing, as if it was given up."""
+        """See `ServerApi.generate`. For a version that the server lacks, the answer is empty and aborted."""
         asked = self._begin_request(request_id, version)
         if asked is None:
             return NOTHING
@@ -53,7 +52,7 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
             reason = found["meta_info"]["finish_reason"]
             is_counted = reason["type"] == "abort" and reason.get("message") != ENDED_WHILE_IT_RAN
         finally:
-            if is_counted:  # noted before the request is over: its version is not removed in between
+            if is_counted:  # noted before the request ends, so that its version is not removed in between
                 self._counted.add(used)
             self._finish_request(request_id)
         answer = read_answer(found, sampling.stop_ids)
@@ -71,12 +70,12 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
             self._unload_adapter(old[version], version)
 
     def note_started(self, folder: Path, version: int) -> None:
-        """See `ServerApi.note_started`: it was started with the base alone."""
+        """See `ServerApi.note_started`: the server starts with the base alone."""
         self._base = read_label(super().read_weight_version())
         self.load(folder, version)
 
     def read_weight_version(self) -> str:
-        """See `ServerApi.read_weight_version`; that of a base which somebody else loaded is none of ours."""
+        """See `ServerApi.read_weight_version`; a base that another process loaded has no version of this run."""
         label = super().read_weight_version()
         return str(self._newest) if label == str(self._base) else label
 

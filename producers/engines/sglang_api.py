@@ -1,7 +1,7 @@
 """The HTTP interface of an SGLang server, 0.5.19 or newer (https://docs.sglang.ai).
 
-Log-probabilities are log_softmax(logits / temperature) before top-p, top-k and min-p, and at temperature 0 those of
-temperature 1. The label of the weights is the decimal version; every token's comes back in `weight_versions`.
+Log-probabilities are log_softmax(logits / temperature) before top-p, top-k and min-p; at temperature 0 they are those
+of temperature 1. The label of the weights is the version in decimal; `weight_versions` of an answer has every token's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.producers.engines.server_api import (
 
 HTTP_OK, HTTP_BAD_REQUEST = 200, 400
 LOAD_LIMIT_S = 900.0
-"""For reading one set of weights from a folder in memory."""
+"""Seconds to read one set of weights from a folder in memory."""
 READY_LIMIT_S = LOOK_LIMIT_S = 10.0
 
 
@@ -35,7 +35,7 @@ class SGLangApi:
     def __init__(self, connections: HttpConnections) -> None:
         self._http = connections
         self._pauses = self._retractions = 0
-        """Both since it was opened; a pause retracts what runs, too, and the count of an answer holds that."""
+        """Both counted since the connection was opened. Answers also count the retractions that a pause causes."""
 
     async def generate(
         self,
@@ -49,7 +49,7 @@ class SGLangApi:
         return read_answer(found, sampling.stop_ids)
 
     async def ask(self, body: dict[str, Any], sampling: Sampling) -> dict[str, Any]:
-        """Post a request, return its answer. Raises EngineError for one that the server refuses, and ServerAway."""
+        """Post a request and return its answer. Raises EngineError if the server refuses it, and ServerAway."""
         pauses = self._pauses
         body = {**body, "sampling_params": build_parameters(sampling), "return_logprob": True}
         response = await self._http.post_async("/generate", body)
@@ -70,7 +70,7 @@ class SGLangApi:
         await self._http.post_async("/abort_request", {"rid": request_id})
 
     def load(self, folder: Path, version: int) -> float:
-        """See `ServerApi.load`: running requests go back to the queue, and their caches are computed again."""
+        """See `ServerApi.load`: running requests return to the queue, and the server recomputes their KV caches."""
         began = time.perf_counter()
         self._pauses += 1
         self._post("/pause_generation", {"mode": "retract"})
@@ -84,7 +84,7 @@ class SGLangApi:
         return time.perf_counter() - began
 
     def note_started(self, folder: Path, version: int) -> None:
-        """See `ServerApi.note_started`: its command told it."""
+        """See `ServerApi.note_started`: nothing to do, as its command names the version."""
 
     def read_weight_version(self) -> str:
         """See `ServerApi.read_weight_version`."""
@@ -94,12 +94,12 @@ class SGLangApi:
         """See `ServerApi.read_load`."""
         loads = self._read("/v1/loads")["loads"]
         names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens")
-        # It counts retractions where its metrics are on alone, and in every answer.
+        # SGLang reports retractions in every answer; elsewhere only if its metrics are on.
         running, waiting, used, capacity = (sum(int(one.get(name, 0)) for one in loads) for name in names)
         return ServerLoad(running, waiting, used, capacity, self._retractions)
 
     def is_ready(self) -> bool:
-        """See `ServerApi.is_ready`: it makes one token."""
+        """See `ServerApi.is_ready`: the server generates one token."""
         try:
             return self._http.call("GET", "/health_generate", limit_s=READY_LIMIT_S).status_code == HTTP_OK
         except ServerAway:
@@ -122,7 +122,7 @@ class SGLangApi:
 
 
 def build_parameters(sampling: Sampling) -> dict[str, Any]:
-    """Return SGLang's names for how to sample. What ends a generation stays in it, as its last tokens."""
+    """Return the sampling by SGLang's names. The tokens that end a generation stay in it as its last tokens."""
     return {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -131,7 +131,7 @@ def build_parameters(sampling: Sampling) -> dict[str, Any]:
         "min_p": sampling.min_p,
         "stop_token_ids": list(sampling.stop_ids),
         "stop": list(sampling.stop),
-        # The recipe's stop tokens hold the model's own end, where that is wanted. This key switches all of them off.
+        # The recipe's stop tokens include the model's own end token if it should stop there. This key disables both.
         "ignore_eos": not sampling.stop_ids,
         "no_stop_trim": True,
         "skip_special_tokens": False,
@@ -141,7 +141,7 @@ def build_parameters(sampling: Sampling) -> dict[str, Any]:
 def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
     """Return an answer of `/generate`. Raises EngineError where ids, log-probabilities and versions do not agree.
 
-    Ended by another token than those of `stop_ids`, which is the model's own end, it counts as given up: it goes on.
+    An answer that ended with a token outside `stop_ids` (the model's own end token) counts as aborted, so it continues.
     """
     meta, ids = found["meta_info"], np.asarray(found["output_ids"], np.int32)
     token_logprobs = meta.get("output_token_logprobs") or []
@@ -149,8 +149,8 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
     if len(logprobs) != len(ids) or any(
         one[1] != token for one, token in zip(token_logprobs, ids.tolist(), strict=True)
     ):
-        which = ", but not of these" if len(logprobs) == len(ids) else ""
-        raise EngineError(f"SGLang gave {len(ids)} tokens and the log-probabilities of {len(logprobs)}{which}")
+        which = " other tokens" if len(logprobs) == len(ids) else ""
+        raise EngineError(f"SGLang returned {len(ids)} tokens, but log-probabilities of {len(logprobs)}{which}")
     spans = meta.get("weight_versions") if len(ids) else []
     if spans is None:
         raise EngineError(
@@ -158,7 +158,7 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
         )
     runs = tuple((read_label(one["version"]), int(one["end"]) - int(one["start"])) for one in spans)
     if sum(length for _, length in runs) != len(ids):
-        raise EngineError(f"SGLang gave {len(ids)} tokens and the versions of {sum(length for _, length in runs)}")
+        raise EngineError(f"SGLang returned {len(ids)} tokens, but the versions of {sum(length for _, length in runs)}")
     reason = meta["finish_reason"]
     ended = {"stop": "stop", "length": "length"}.get(reason["type"], "aborted")
     if ended == "stop" and isinstance(reason.get("matched"), int) and reason["matched"] not in stop_ids:
@@ -168,11 +168,11 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
 
 
 def read_label(label: Any) -> int:
-    """Return the version that a label of weights stands for. Raises EngineError for a label that is none of ours."""
+    """Return the version that a label of weights names. Raises EngineError for a label of another program."""
     try:
         return int(label)
     except (TypeError, ValueError):
         raise EngineError(
-            f"SGLang serves weights with the label {label!r}, which is no version of this run: another process loads "
+            f"SGLang serves weights with the label {label!r}, but this run has no such version: another process loads "
             "weights into this server, so give this run a server of its own"
         ) from None

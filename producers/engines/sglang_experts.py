@@ -1,8 +1,8 @@
-"""SGLang with the experts of every token, for a mixture of experts whose trainer sends tokens to the same.
+"""SGLang that returns every token's experts, for a trainer that routes the tokens to the same experts.
 
-SGLang keeps the experts of a token beside its KV cache. Where it computes a cache again with newer weights, it keeps
-those of the newer weights. So requests end before a swap, and the engine goes on from their tokens after it: what was
-made before the swap has the experts of the weights that made it.
+SGLang keeps the experts of a token beside its KV cache. When it recomputes a cache with newer weights, it replaces
+them by the experts of the newer weights. So requests end before a swap, and the engine continues from their tokens
+afterwards: tokens generated before the swap keep the experts of the weights that generated them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RETURN_EXPERTS = "--enable-return-routed-experts"
 
 
 class SGLangExperts(SGLangApi):
-    """Implements `ServerApi`. `load` is not for the thread whose loop awaits `generate`: it waits for the answers.
+    """Implements `ServerApi`. `load` waits for answers: never call it in the thread whose loop awaits `generate`.
 
     Args:
         connections: To the server.
@@ -45,7 +45,7 @@ class SGLangExperts(SGLangApi):
         sampling: Sampling,
         version: int | None = None,  # noqa: ARG002 - it has one set of weights
     ) -> Answer:
-        """See `ServerApi.generate`. What is asked during a swap is given up at once."""
+        """See `ServerApi.generate`. A request during a swap is aborted at once."""
         if not self._requests.try_begin(request_id):
             return NOTHING
         try:
@@ -60,7 +60,7 @@ class SGLangExperts(SGLangApi):
         return replace(answer, routing=routing)
 
     def load(self, folder: Path, version: int) -> float:
-        """See `ServerApi.load`: requests end, and begin again with the newer weights."""
+        """See `ServerApi.load`: all requests end, and the engine sends them again for the newer weights."""
         began = time.perf_counter()
         self._requests.refuse()
         try:
@@ -70,7 +70,7 @@ class SGLangExperts(SGLangApi):
             self._requests.admit()
         return time.perf_counter() - began
 
-    def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command told it both
+    def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command names both
         """See `ServerApi.note_started`."""
         self._requests.admit()
 
@@ -83,12 +83,14 @@ def read_routing(encoded: str | None, experts: ExpertLayers, tokens: int) -> npt
         experts: Of the model.
         tokens: Of prompt and answer, but the last one.
 
-    Raises EngineError for an answer without them, or with those of another model.
+    Raises EngineError for an answer without experts, or with those of another model.
     """
     if encoded is None:
         raise EngineError(f"the SGLang server does not return the experts of tokens: start it with {RETURN_EXPERTS}")
     whole = np.frombuffer(base64.b64decode(encoded), "<i4")
     shape = tokens, experts.all_layers, experts.per_token
     if whole.size != np.prod(shape):
-        raise EngineError(f"SGLang gave {whole.size} experts for {tokens} tokens, but the model needs {shape} of them")
+        raise EngineError(
+            f"SGLang returned {whole.size} experts for {tokens} tokens, but the model needs shape {shape}"
+        )
     return whole.reshape(shape)[:, experts.layers].astype(experts.dtype)

@@ -1,4 +1,4 @@
-"""Texts that end a generation. Tokens are cut where one is complete; an engine stops early where it can."""
+"""Texts that end a generation. Tokens after a complete stop text are cut; an engine may stop there by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.envs.transcript import Ids
 from headrace.producers.engines.contract import TextCodec
 
 TOKENS_A_CHARACTER = 4
-"""At most, as of UTF-8: how far back a text may begin that new tokens complete."""
+"""Most bytes of a character in UTF-8; limits how many tokens back a stop text may begin."""
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class StopTexts:
     texts: tuple[str, ...]
     codec: TextCodec
     looked_at: int = 0
-    """Tokens in which none was found."""
+    """Number of tokens already searched without a match."""
 
     def is_in(self, ids: Ids) -> bool:
-        """Return whether the generated tokens so far spell one of the texts; tokens of before are not read again."""
+        """Return whether the generated tokens contain one of the texts; each call searches only new tokens."""
         begin = max(0, self.looked_at - TOKENS_A_CHARACTER * max(map(len, self.texts)))
         self.looked_at = len(ids)
         text = self.codec.decode(ids[begin:], special_tokens=True)
@@ -31,9 +31,9 @@ class StopTexts:
 
 
 def find_stop(ids: Ids, texts: Sequence[str], codec: TextCodec) -> int | None:
-    """Return how many tokens it takes until they spell one of the texts; None if all of them spell none.
+    """Return the number of tokens up to the end of the first stop text; None if there is no stop text.
 
-    Special tokens are part of what is spelled. By bisection: a text that is there stays there as tokens follow.
+    Special tokens count as text. Found by bisection, because a text stays contained when tokens are added.
     """
 
     def has_stop(count: int) -> bool:

@@ -1,7 +1,7 @@
-"""Consecutive tokens of a batch that does not change: nothing but tensors from one token to the next.
+"""Consecutive tokens of a batch that does not change, computed with tensors alone.
 
 A stride ends when a request joins, leaves or is swapped to other weights, and after at most `STRIDE` tokens. Only then
-its tokens go to the rows' arrays. What a row gets does not depend on where strides end.
+its tokens go to the rows' arrays. The tokens of a row do not depend on where strides end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Stride:
         self._routing: list[torch.Tensor] = []
 
     def step(self) -> bool:
-        """Draw one token for each row; whether the stride is over."""
+        """Draw one token for each row; return whether the stride is over."""
         self._cache.expect_tokens(self._cells, self._width)
         logits = self._lm.forward(self._ids, self._positions, self._width, self._cache)
         tokens, logprobs = sample(logits, self._draw, self._uniforms[len(self._tokens)])
@@ -63,7 +63,7 @@ class Stride:
 
 
 def choose_draw(samplings: Sequence[Sampling], device: torch.device) -> Draw:
-    """How this batch is drawn, leaving out what nobody asked for."""
+    """Return how to draw this batch, without the filters that no row uses."""
 
     def column(name: str) -> torch.Tensor:
         return torch.tensor([[float(getattr(sampling, name))] for sampling in samplings], device=device)

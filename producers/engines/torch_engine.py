@@ -1,8 +1,9 @@
 """The in-process engine: Hugging Face causal LMs on one thread, continuous batching, weights swapped in flight.
 
-The engine thread owns all models, caches and requests. Other threads only leave commands, which it runs between two
-tokens; results go back through `call_soon_threadsafe` or a future. Per policy there is the served weight set and, while
-an evaluation needs them, held ones; each is a batch of its own, and the thread gives every busy one a token in turn.
+The engine thread owns all models, caches and requests. Other threads enqueue commands, which it runs between two
+tokens; results go back through `call_soon_threadsafe` or a future. Each policy has its served weight set and, while an
+evaluation needs them, held sets. Each set is a separate batch, and the thread computes one token of each busy set in
+turn.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TorchEngineSettings:
     max_held: int = 2
     """Weight sets per policy kept beside the served one."""
     record_routing: bool = False
-    """Report the experts of every token, where a policy has experts; held sets, which nothing is trained on, do not."""
+    """Report the experts of every token, if a policy has experts; held sets do not, as they serve evaluations only."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prefill_tokens", "max_held"):
@@ -107,7 +108,7 @@ class TorchEngine:
         self._busy_s = self._swap_s = 0.0
         self._commands: deque[_Command] = deque()
         self._open: set[Request] = set()  # every call of generate that has not returned
-        self._lock = threading.Lock()  # over _commands, _open and _end
+        self._lock = threading.Lock()  # guards _commands, _open and _end
         self._wake = threading.Event()
         self._end: EngineError | None = None
         self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
@@ -131,7 +132,7 @@ class TorchEngine:
         if sampling.stop and policy in self._codecs:
             request.stop_texts = StopTexts(sampling.stop, self._codecs[policy])
         self._enqueue_command(_Command(partial(self._admit, request), request.finish), request)
-        # All coroutines that are ready now leave their requests before the thread looks: they join together.
+        # All coroutines that are ready now enqueue their requests before the thread looks, so they join together.
         loop.call_soon(self._wake.set)
         timer = loop.call_later(deadline_s, self._withdraw, request) if deadline_s is not None else None
         try:
@@ -146,7 +147,7 @@ class TorchEngine:
                 timer.cancel()
 
     def load(self, policy: str, version: int, weights: Mapping[str, Any]) -> None:
-        """See `Engine.load`. Weights are checked in the calling thread; EngineError before anything changes."""
+        """See `Engine.load`. Checks the weights in the calling thread; raises EngineError before anything changes."""
         served = self._sets.serving_set(policy)
         staged = served.lm.stage(weights)
         started = time.perf_counter()
@@ -160,7 +161,7 @@ class TorchEngine:
         self._run_in_thread(lambda: self._sets.hold(policy, version, staged))
 
     def release(self, policy: str, version: int) -> None:
-        """See `Engine.release`. The set stays in memory, unused, until another hold needs its memory."""
+        """See `Engine.release`. The unused set stays in memory until another hold needs the memory."""
         self._run_in_thread(lambda: self._sets.release(policy, version))
 
     def versions(self) -> dict[str, int]:
@@ -177,7 +178,7 @@ class TorchEngine:
         self._wake.set()
         self._thread.join()
 
-    # From here to the line below: any thread.
+    # From here to the line `The engine thread`: any thread may call.
 
     def _enqueue_command(self, command: _Command, request: Request | None = None) -> None:
         with self._lock:
@@ -240,10 +241,10 @@ class TorchEngine:
                         for request, outcome in each.step():
                             request.finish(outcome)
                     self._busy_s += time.perf_counter() - started
-        except BaseException as crash:  # whatever it is, the callers must hear of it and never hang
+        except BaseException as crash:  # of any kind: callers must get the error and never hang
             self._stop(_crash_error(crash))
             self._fail_all()
-            log.exception("engine.crashed")  # last: a log that cannot be written keeps nobody waiting
+            log.exception("engine.crashed")  # last, so that nobody waits for a log that cannot be written
         else:
             self._fail_all()
 

@@ -21,11 +21,11 @@ def build_words(weights: ServedWeights, port: int, context: int) -> list[str]:
         "--port": port,
         "--max-model-len": context,
         "--logprobs-mode": LOGPROBS_MODE,
-        # An order to end a request reaches no other process than the one that has it.
+        # With several API processes, an order to end a request could reach a process that does not have it.
         "--api-server-count": 1,
-        # Else it would sample by the defaults that the model's folder names.
+        # Otherwise vLLM would sample by the defaults in the model's folder.
         "--generation-config": "vllm",
-        # All its servers have seed 0 otherwise, and the members of a group that two of them make would be the same.
+        # Otherwise all servers have seed 0, and two servers would generate the same trajectories for a group.
         "--seed": secrets.randbelow(2**31),
     }
     words = [str(word) for pair in arguments.items() for word in pair]
@@ -42,13 +42,13 @@ VLLM = ServerKind(
     build_words=build_words,
     build_api=VllmApi,
     build_adapter_api=VllmAdapters,
-    # In development mode it takes weights; unasked it would report its use to its makers.
+    # Only development mode accepts weights. The second variable stops vLLM's usage reports.
     environment={
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
     },
     logprob_convention="masked",
-    # Without a GPU it keeps a packed copy of the output layer, and makes that anew only when it reads the layer itself.
+    # Without a GPU, vLLM keeps a packed copy of the output layer, and renews it only when it reads that layer itself.
     writes_ties=True,
 )

@@ -27,7 +27,7 @@ class VllmAdapters(NamedAdapters, VllmApi):
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int | None = None
     ) -> Answer:
-        """See `ServerApi.generate`. A version that is not there gives nothing, as if it was given up."""
+        """See `ServerApi.generate`. For a version that the server lacks, the answer is empty and aborted."""
         asked = self._begin_request(request_id, version)
         if asked is None:
             return NOTHING
@@ -38,12 +38,12 @@ class VllmAdapters(NamedAdapters, VllmApi):
             self._finish_request(request_id)
 
     def note_started(self, folder: Path, version: int) -> None:
-        """See `ServerApi.note_started`: it was started with the base alone, whose label stays the same."""
+        """See `ServerApi.note_started`: the server starts with the base alone, whose label never changes."""
         super().note_started(folder, version)
         self.load(folder, version)
 
     def read_weight_version(self) -> str:
-        """See `ServerApi.read_weight_version`; that of a base which somebody else loaded is none of ours."""
+        """See `ServerApi.read_weight_version`; a base that another process loaded has no version of this run."""
         label = super().read_weight_version()
         return str(self._newest) if label == str(self._version) else label
 
@@ -66,5 +66,5 @@ class VllmAdapters(NamedAdapters, VllmApi):
 
 
 def choose_rank(rank: int) -> int:
-    """Return the least rank that vLLM can be started with for adapters of this one."""
+    """Return the lowest `--max-lora-rank` of vLLM that fits adapters of this rank."""
     return next((one for one in RANKS if one >= rank), rank)

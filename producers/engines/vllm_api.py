@@ -1,15 +1,14 @@
 """The HTTP interface of a vLLM server in development mode, 0.32 or newer (https://docs.vllm.ai).
 
 Log-probabilities are those of `--logprobs-mode processed_logprobs`: of the distribution that the token was drawn from,
-over what top-p, top-k and min-p leave. vLLM's own default is `raw_logprobs`, of the logits before the temperature,
-which cannot be trained on at a temperature of its own; a server that gives those is refused.
+over the tokens that top-p, top-k and min-p leave. vLLM's default is `raw_logprobs`, of the logits before the
+temperature: training cannot use them at other temperatures than 1, so a server that returns them is refused.
 
-An answer does not say which weights made it. Here that follows from the order of things: a load ends all requests,
-waits for their answers, of which each has what was made until then, and only then swaps the weights. So an answer is
-of one version, the one that was loaded when it was asked for, and the engine goes on from its tokens. That costs a
-request more for each swap that a generation meets, and its prefix is computed again, which new weights want anyway.
-Whether the server still has these weights, and was not started again or used by somebody else, is asked after each
-answer: one call more, which waits for no more than one step of the model.
+An answer does not say which weights made it. So a load ends all requests, waits for their answers, each with its
+tokens so far, and only then swaps the weights. Each answer therefore belongs to one version: the version that was
+loaded when the request was sent. The engine continues from its tokens, with one more request for each swap during a
+generation; the prefix is recomputed, as new weights require anyway. After each answer one more call checks that the
+server still has these weights; it waits for one step of the model at most.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from headrace.producers.engines.server_api import (
 
 HTTP_OK, HTTP_BAD_REQUEST, HTTP_NOT_FOUND = 200, 400, 404
 LOAD_LIMIT_S = 900.0
-"""For reading one set of weights from a folder in memory."""
+"""Seconds to read one set of weights from a folder in memory."""
 LOGPROBS_MODE = "processed_logprobs"
 FRESH = "default"
 """The label of weights that a server was started with."""
 
 
 class VllmApi:
-    """Implements `ServerApi`. `load` is not for the thread whose loop awaits `generate`: it waits for the answers."""
+    """Implements `ServerApi`. `load` waits for answers: never call it in the thread whose loop awaits `generate`."""
 
     def __init__(self, connections: HttpConnections) -> None:
         self._http = connections
         self._version = 0
-        """What the server has, while requests are admitted: from the first load on, but for the time of a swap."""
+        """The server's version while requests are admitted: from the first load on, except during a swap."""
         self._requests = OpenRequests(connections.url)
 
     async def generate(
@@ -60,7 +59,7 @@ class VllmApi:
         sampling: Sampling,
         version: int | None = None,  # noqa: ARG002 - it has one set of weights
     ) -> Answer:
-        """See `ServerApi.generate`. What is asked during a swap is given up at once."""
+        """See `ServerApi.generate`. A request during a swap is aborted at once."""
         if not self._requests.try_begin(request_id):
             return NOTHING
         try:
@@ -69,10 +68,10 @@ class VllmApi:
             self._requests.note_end(request_id)
 
     async def ask(self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int, **words: str) -> Answer:
-        """Post a request, with further words in it; return its answer as of a version.
+        """Post a request, with further keys in its body; return its answer as one of the given version.
 
-        Raises EngineError for a request that the server refuses, and ServerAway, also for a server whose own weights
-        are not those that it had when the request was sent.
+        Raises EngineError if the server refuses the request, and ServerAway, also if the server's weights have changed
+        since the request was sent.
         """
         label = self._version
         body = {**build_request(request_id, ids, sampling), **words}
@@ -95,11 +94,11 @@ class VllmApi:
             await asyncio.sleep(AGAIN_S)
 
     def load(self, folder: Path, version: int) -> float:
-        """See `ServerApi.load`; a load that fails takes the server down."""
+        """See `ServerApi.load`; a failed load stops the server."""
         began = time.perf_counter()
         self._requests.refuse()
         self._post("/pause?mode=abort")
-        # Those that came after the pause would wait for its end.
+        # Requests that come during the pause would wait for its end.
         self._requests.end_all(lambda: self._post("/abort_requests", {}))
         words = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._post("/collective_rpc", words, LOAD_LIMIT_S)
@@ -110,7 +109,7 @@ class VllmApi:
         self._begin(version)
         return time.perf_counter() - began
 
-    def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command told it the folder
+    def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command names the folder
         """See `ServerApi.note_started`."""
         self._post("/update_weight_version", {"new_version": str(version)})
         self._begin(version)
@@ -138,13 +137,13 @@ class VllmApi:
         return request_id in self._requests
 
     def _begin(self, version: int) -> None:
-        """Take requests for a version. Raises WeightsRefused for a server with other log-probabilities than ours."""
-        # One token alone is allowed, so that its probability is 1, unless it is taken before all filters.
+        """Admit requests for a version. Raises WeightsRefused if the server has another log-probability convention."""
+        # Only one token is allowed, so its probability is 1, unless the server computes it before the filters.
         words = {"prompt": [0], "max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [1], "logprobs": 0}
         found = self._post("/v1/completions", words)["choices"][0]["logprobs"]["token_logprobs"]
         if found != [0.0]:
             raise WeightsRefused(
-                f"{self._http.url} gives log-probabilities of another distribution than the one that it samples from: "
+                f"{self._http.url} returns log-probabilities of a distribution that it does not sample from: "
                 f"start it with --logprobs-mode {LOGPROBS_MODE}"
             )
         self._version = version
@@ -177,7 +176,7 @@ class VllmApi:
 
 
 def build_request(request_id: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Return the body of a request. All that vLLM would take from defaults of its own is told."""
+    """Return the body of a request. It sets every value for which vLLM has its own default."""
     return {
         "request_id": request_id,
         "prompt": list(map(int, ids)),
@@ -189,7 +188,7 @@ def build_request(request_id: str, ids: Sequence[int], sampling: Sampling) -> di
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        # The recipe's stop tokens hold the model's own end, where that is wanted.
+        # The recipe's stop tokens include the model's own end token if it should stop there.
         "ignore_eos": True,
         "stop_token_ids": list(sampling.stop_ids),
         "stop": list(sampling.stop),
@@ -200,7 +199,7 @@ def build_request(request_id: str, ids: Sequence[int], sampling: Sampling) -> di
 
 
 def name_in_server(request_id: str) -> str:
-    """Return what vLLM calls a request: the first prompt of a completion."""
+    """Return vLLM's id of a request: that of the first prompt of a completion."""
     return f"cmpl-{request_id}-0"
 
 
@@ -219,7 +218,7 @@ def read_answer(found: dict[str, Any], version: int) -> Answer:
 
 
 def read_metrics(text: str) -> ServerLoad:
-    """Return what is in a server, by the page of its metrics."""
+    """Return the load of a server, from the text of its metrics page."""
 
     def add(name: str) -> float:
         return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Weights as folders in memory that a server on this host reads: checked, written whole, and few at a time."""
+"""Folders in memory with weights that a server on this host reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "model.safetensors"
 
 
 class WeightFolders:
-    """A folder of its own below `root`, with one for each version; those of processes that died are removed.
+    """A folder of this process below `root`, with a folder for each version; folders of dead processes are removed.
 
     Args:
         root: Where to write, on tmpfs if possible: `/dev/shm`.
@@ -38,7 +38,7 @@ class WeightFolders:
             ) from error
 
     def write(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> Path:
-        """Write a version beside config and tokenizer; return its folder. Raises EngineError when there is no room."""
+        """Write a version with config and tokenizer; return its folder. Raises EngineError if there is no room."""
         folder = self.folder / policy / str(version)
         if folder.exists():
             return folder
@@ -55,12 +55,12 @@ class WeightFolders:
         return folder
 
     def find_base(self, policy: str) -> Path | None:
-        """Return the folder of the base that weights are an adapter of; None for whole weights."""
+        """Return the folder of the adapter's base model; None for whole weights."""
         files = self.folder / policy / "files"
         return files if (files / ADAPTER_CONFIG).exists() else None
 
     def find(self, policy: str, version: int) -> Path | None:
-        """Return the folder of a version that is there."""
+        """Return the folder of a version; None if it is not written."""
         folder = self.folder / policy / str(version)
         return folder if folder.exists() else None
 
@@ -71,7 +71,7 @@ class WeightFolders:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _copy_files(self, policy: str, part: Path) -> str:
-        """Copy what goes beside weights; return the name of the file with these."""
+        """Copy config and tokenizer into the folder; return the name of the weights file."""
         if base := self.find_base(policy):
             part.mkdir()
             shutil.copy(base / ADAPTER_CONFIG, part)

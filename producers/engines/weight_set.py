@@ -1,7 +1,7 @@
-"""One set of weights and the requests that run on it: joins, one token at a time for all rows, swaps.
+"""One set of weights and the requests that run on it, one token at a time for all rows.
 
-A request joins by filling its slot with the states of its prompt but the last token; that token then goes through the
-common step like any other newest token. A swap refills all running slots in the same way.
+When a request joins, its slot is filled with the states of its prompt without the last token. That token goes through
+the common step, like the newest token of any other row. A swap refills all running slots in the same way.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WeightSet:
         self.recomputed_tokens += self._fill(0, is_again=True)
 
     def step(self) -> Ended:
-        """Let waiting requests join, then one token for every running one; returns those that ended."""
+        """Let waiting requests join, then compute one token of every running request; return those that ended."""
         if self.waiting and len(self.rows) < self._max_batch:
             self._join()
         if self._stride is None:
@@ -72,7 +72,7 @@ class WeightSet:
         return self._end(over) if over else []
 
     def remove(self, request: Request) -> Generation | None:
-        """Take a request out wherever it is; what it has so far, or None if it is not here."""
+        """Take out a running or waiting request; return its tokens so far, or None if it is not in this set."""
         if request in self.waiting:
             self.waiting.remove(request)
             return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cancelled")
@@ -108,11 +108,11 @@ class WeightSet:
         self._fill(first)
 
     def _fill(self, first: int, *, is_again: bool = False) -> int:
-        """Compute the cached states of all rows from `first` on, equal prefixes once; returns tokens computed."""
+        """Compute the cached states of all rows from `first` on, equal prefixes once; return the tokens computed."""
         prefixes = list(self.rows.prefixes(first))
         computed, begin = 0, 0
         while begin < len(prefixes):
-            # As many rows as fit the budget; at least one.
+            # As many rows as fit the token budget, at least one.
             end, width = begin, 0
             while end < len(prefixes):
                 wider = max(width, len(prefixes[end]))
@@ -126,14 +126,14 @@ class WeightSet:
                 self._cache.expect_prefill(first + begin, copy_to_device(share, self.lm.device), width)
                 self.lm.fill(copy_to_device(pad_rows(list(distinct.values()), width), self.lm.device), self._cache)
                 if self.lm.routing is not None and not is_again:
-                    # A token that is computed again keeps the experts that predicted the token after it.
+                    # A recomputed token keeps its first experts, which predicted the token after it.
                     self._keep_routing(self.lm.routing, first + begin, share, width)
                 computed += sum(map(len, distinct.values()))
             begin = end
         return computed
 
     def _keep_routing(self, record: RoutingRecord, first: int, share: npt.NDArray[np.int64], width: int) -> None:
-        """Note where the prefixes that were just computed went; row first+i has the share[i]th of them."""
+        """Record the experts of the prefixes just computed; row first+i has prefix share[i]."""
         chosen = record.chosen_experts().cpu().numpy()
         by_prefix = chosen.reshape(-1, width, *chosen.shape[1:])
         self.rows.routing[first : first + len(share), :width] = by_prefix[share]

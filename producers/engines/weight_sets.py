@@ -1,4 +1,4 @@
-"""All weight sets of an engine: of each policy the served one and, while an evaluation needs them, held ones."""
+"""All weight sets of an engine: the served set of each policy and, while an evaluation needs them, held sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.producers.engines.weight_set import WeightSet
 
 
 class WeightSets:
-    """Changed by the engine thread alone; any thread may ask which policies and versions there are, and count.
+    """Only the engine thread may change it; any thread may read policies, versions and counters.
 
     Args:
         models: By policy, the model that serves it.
@@ -58,25 +58,25 @@ class WeightSets:
         return held
 
     def hold(self, policy: str, version: int, staged: Staged | None) -> None:
-        """Hold a version once more: one held, served or given as weights. Raises EngineError and VersionGone."""
+        """Hold a version that is held, served or given as weights. Raises EngineError and VersionGone."""
         held = self._held.get((policy, version))
         if held is None:
             served = self._served[policy]
             if staged is None and served.version != version:
                 raise VersionGone(self._gone_error(policy, version))
             self._make_room(policy)
-            with torch.inference_mode(mode=False):  # what is made in it cannot be given other weights
+            with torch.inference_mode(mode=False):  # tensors made in inference mode cannot take other weights
                 held = self._build(served.lm.copy())
             held.apply(staged or [], version)
             self._held[policy, version] = held
         held.holds += 1
 
     def release(self, policy: str, version: int) -> None:
-        """Undo one hold; the set stays, unused, until another hold needs its memory. Raises VersionGone."""
+        """Undo one hold; the unused set stays in memory until another hold needs the memory. Raises VersionGone."""
         self.find_for_request(policy, version).holds -= 1
 
     def count_stats(self) -> EngineStats:
-        """Return the tokens and requests of all sets, those that are gone among them; no times."""
+        """Return the tokens and requests of all sets, also of removed sets; times are 0."""
         sets, gone = self.list_sets(), self._retired
         return replace(
             _add_tokens(gone, sets),

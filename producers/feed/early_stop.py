@@ -1,4 +1,4 @@
-"""When held-out reward has stopped rising: pure state."""
+"""Detects that held-out reward no longer rises, without I/O."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Evaluated: TypeAlias = tuple[str, str]
 
 
 class EarlyStop:
-    """Says that no policy's held-out reward rises any more, in any workflow: early stopping by patience.
+    """Early stopping by patience: detects that held-out reward no longer rises for any policy in any workflow.
 
-    A policy rises no more in a workflow when `after` evaluations of versions later than its best one were not better.
-    An evaluation of which no episode was played says nothing.
+    A policy no longer rises in a workflow when `after` evaluations of versions later than its best were not better.
+    An evaluation without a played episode does not count.
 
     Args:
         evaluated: Pairs of workflow and policy that are evaluated.
@@ -26,12 +26,12 @@ class EarlyStop:
     def __init__(self, evaluated: frozenset[Evaluated], after: int) -> None:
         self.after = after
         self._best: dict[Evaluated, tuple[float, int]] = {}
-        """Highest reward, and the earliest version that has it."""
+        """Highest reward, and the earliest version with it."""
         self._later: dict[Evaluated, set[int]] = {one: set() for one in evaluated}
         """Versions later than the best that were evaluated."""
 
     def observe(self, result: EvalResult) -> None:
-        """Take in a result; they may come in any order, and again."""
+        """Take in a result; results may come in any order and repeatedly."""
         one = result.workflow, result.policy
         if not self.after or one not in self._later or not result.has_reward or not math.isfinite(result.avg_at_k):
             return
@@ -45,14 +45,14 @@ class EarlyStop:
             later.add(result.version)
 
     def is_over(self, complete: Collection[str] = ()) -> bool:
-        """Return whether nothing rises any more, `complete` being the policies that have their last version."""
+        """Return whether no policy rises any more; `complete` are the policies that have their last version."""
         if not self.after:
             return False
         rising = [policy for (_, policy), later in self._later.items() if len(later) < self.after]
         return len(rising) < len(self._later) and set(rising) <= set(complete)
 
     def clear(self) -> None:
-        """Begin to count anew, against the best reward so far."""
+        """Set the counts to 0 and keep the best rewards."""
         for later in self._later.values():
             later.clear()
 

@@ -1,4 +1,4 @@
-"""Which versions are evaluated, and when their tasks may go out: pure state."""
+"""Decides which versions are evaluated and when their tasks may be issued, without I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Evaluation:
     workflow: str
     policy: str
     versions: dict[str, int]
-    """Every policy of the workflow to the version it plays with: the one evaluated, and the newest of the others."""
+    """Version of every policy of the workflow: the evaluated version, and the newest versions of the other policies."""
 
 
 class EvaluationSchedule:
-    """Every (workflow, policy, version) that is due comes out of `ready` once, over restarts too.
+    """`take_ready` returns every due (workflow, policy, version) exactly once, also across restarts.
 
-    Due are the first version seen, the first one published at or after every multiple of `every` (a trainer may skip
-    publishing a version), and the last one.
+    Due versions are the first version seen, the first version published at or after every multiple of `every` (a
+    trainer may skip publishing a version), and the last version.
 
     Args:
         policies_of: Workflow to the policies that it trains.
@@ -40,7 +40,7 @@ class EvaluationSchedule:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing that is due still waits for another policy's first version."""
+        """Whether no due evaluation waits for another policy's first version."""
         return not self._waiting
 
     def is_last_version_published(self, policy: str) -> bool:
@@ -48,14 +48,14 @@ class EvaluationSchedule:
         return self.newest.get(policy, -1) >= self.steps[policy]
 
     def note_published(self, policy: str, version: int) -> None:
-        """Take in a version that is in the store."""
+        """Take in a published version."""
         self.newest[policy] = max(version, self.newest.get(policy, -1))
         for workflow, policies in self.policies_of.items():
             if policy in policies and self._is_due(workflow, policy, version):
                 self._note(workflow, policy, version)
 
     def close(self) -> None:
-        """Make the newest versions due: there will be no others."""
+        """Make the newest versions due, because no later ones will come."""
         for workflow, policies in self.policies_of.items():
             for policy in policies:
                 newest = self.newest.get(policy, -1)
@@ -63,7 +63,7 @@ class EvaluationSchedule:
                     self._note(workflow, policy, newest)
 
     def take_ready(self) -> list[Evaluation]:
-        """Return and forget what is due and can be played: every policy of the workflow has a version."""
+        """Return and forget the due evaluations that can run: every policy of the workflow has a version."""
         able = [w for w, policies in self.policies_of.items() if all(p in self.newest for p in policies)]
         found = [
             Evaluation(w, policy, {p: self.newest[p] for p in self.policies_of[w]} | {policy: version})
@@ -89,7 +89,7 @@ class EvaluationSchedule:
         return {"newest": dict(self.newest), "noted": noted, "waiting": [list(one) for one in self._waiting]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take the state that `snapshot` returned; nothing waits for a workflow or policy that is gone."""
+        """Take the state that `snapshot` returned, without workflows and policies that the recipe no longer has."""
         self.newest = dict(state["newest"])
         self._noted = {(workflow, policy): version for workflow, policy, version in state["noted"]}
         self._waiting = [

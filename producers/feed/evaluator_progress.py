@@ -1,4 +1,4 @@
-"""How far the evaluator is, from its newest snapshot: what it has read, and of which problems it has groups."""
+"""The evaluator's progress from its newest snapshot: its positions, and the problems of which it has groups."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headrace.schemas.topics import EVALUATOR
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorProgress:
-    """What the evaluator has read; nothing before its first snapshot."""
+    """The evaluator's progress; empty before its first snapshot."""
 
     positions: dict[PartitionId, int] = field(default_factory=dict)
-    """Next offset by partition of the topics of evaluations' groups."""
+    """Next offset by partition of the topics with evaluation groups."""
     answers: frozenset[Answer] = frozenset()
-    """What it has groups of, or has concluded."""
+    """Answers that the evaluator has, or has concluded."""
 
 
 def read_progress(run: Run) -> EvaluatorProgress:

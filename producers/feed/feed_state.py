@@ -1,7 +1,7 @@
-"""What the feeder knows and decides: which task comes next, which again, and when the run is over. No Kafka in here.
+"""The feeder's state and decisions: the next task, tasks to issue again, and the end of the run. Without Kafka.
 
-Its memory is a function of the records that it was given and of the tasks that it planned, so a snapshot with the
-positions of its inputs restores it exactly.
+The state is a function of the records read and the tasks planned, so a snapshot with the positions of the inputs
+restores it exactly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headrace.schemas.topics import is_eval
 log = structlog.get_logger()
 
 MOST_TASKS = 256
-"""Tasks planned in one turn, and so in one transaction; evaluations come on top."""
+"""Most training tasks planned in one turn, and so in one transaction; evaluation tasks are added to these."""
 
 
 class FeedState:
@@ -48,8 +48,8 @@ class FeedState:
 
     Args:
         recipe: The revision in force.
-        revision: Its record, as it is on the recipe topic.
-        sources: Stream to where its problems come from; today a stream is a workflow.
+        revision: The record of that revision on the recipe topic.
+        sources: Source of problems by stream; today a stream is a workflow.
     """
 
     def __init__(self, recipe: Recipe, revision: RecipeRevision, sources: Mapping[str, TaskSource]) -> None:
@@ -73,12 +73,12 @@ class FeedState:
         """Why the run is over, once that was announced; empty while it goes on."""
         self._next_evaluation = dict.fromkeys(policies_of, 0)
         self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
-        """Pairs (revision, the first number issued under it) by stream, in order; also of streams that are gone."""
+        """Pairs (revision, first number issued under it) by stream, in order; also of removed streams."""
 
     # --------------------------------------------------------------------------------------------------------- records
 
     def fold_outcome(self, outcome: Outcome) -> None:
-        """Learn what became of a group: dropped, expired and so on conclude its number, kept does not."""
+        """Take in a group's outcome: dropped, expired and other final outcomes conclude its number, kept does not."""
         if outcome.level != "group" or outcome.use or outcome.stream not in self.sources:
             return
         group, policy = GroupId.of(outcome), outcome.policy
@@ -88,7 +88,7 @@ class FeedState:
             self.pacing.conclude(group, policy)
 
     def fold_batch(self, batch: BatchTrained) -> None:
-        """Learn which numbers were trained, and how much of a batch was replayed."""
+        """Take in which numbers were trained, and how much of a batch was replayed."""
         self.pacing.note_batch(batch.policy, sum(group.use == 0 for group in batch.groups), len(batch.groups))
         for group in batch.groups:
             if group.use == 0:
@@ -96,18 +96,18 @@ class FeedState:
         self._version(batch.policy, batch.version)
 
     def fold_weights(self, weights: WeightsPublished) -> None:
-        """Learn of a version that can be evaluated."""
+        """Take in a published version, which can be evaluated."""
         if is_version(weights):
             self._version(weights.policy, weights.version)
             self.evaluations.note_published(weights.policy, weights.version)
 
     def fold_result(self, result: EvalResult) -> None:
-        """Learn that an evaluation has its result."""
+        """Take in the result of an evaluation."""
         self.evaluating.fold_result(result)
         self.early_stop.observe(result)
 
     def swap(self, revision: RecipeRevision, recipe: Recipe) -> None:
-        """Stamp a later revision, which differs in its chain alone, on every further number."""
+        """Issue all further numbers under a later revision, which differs only in its chain."""
         self.revision, self.recipe = replace(revision, ended=self.revision.ended), recipe
         self._begin_revision()
 
@@ -123,15 +123,15 @@ class FeedState:
                 begins.append((self.revision.revision, self.pacing.next[stream]))
 
     def is_leap(self, record: object) -> bool:
-        """Return whether a record names a version that no trainer can have come to."""
+        """Return whether a record names a version that no trainer can have reached."""
         if not isinstance(record, BatchTrained | WeightsPublished):
             return False
         return record.version > max(self.pacing.versions.get(record.policy, 0), 0) + LARGEST_LEAP
 
     def fold_dead_letter(self, dead: DeadLetter) -> None:
-        """Learn of a number that is dead: for one policy, or for all when the task itself could not be read.
+        """Take in a dead letter: its number is dead for one policy, or for all if the task itself was unreadable.
 
-        One of reason `redriven` opens it again. One about a replay does not concern its number.
+        A letter with reason `redriven` opens the number again. A letter about a replay does not change the number.
         """
         if dead.use:
             return
@@ -157,10 +157,10 @@ class FeedState:
         source, watch = self.sources[stream], self.watches[stream]
         source.selector.observe(outcome)
         if source.tier and outcome.tier != source.tier:
-            return  # asked before the tier was raised
+            return  # issued before the tier was raised
         verdict = watch.observe(outcome)
         if verdict == "too_hard":
-            log.warning("tasks.too_hard", workflow=stream, advice="take an easier tier or a stronger start")
+            log.warning("tasks.too_hard", workflow=stream, advice="use an easier tier, or start from a stronger model")
         elif verdict == "solved" and self.recipe.feed.raise_tier and source.raise_tier():
             log.info("tasks.solved", workflow=stream, next_tier=source.tier)
             watch.clear()
@@ -171,7 +171,7 @@ class FeedState:
     # ----------------------------------------------------------------------------------------------------------- plans
 
     def plan(self) -> list[Planned]:
-        """Return what may be issued now: evaluations that are due, and training tasks while there is room."""
+        """Return the tasks to issue now: due evaluations, and training tasks while there is room."""
         found = self._plan_evaluations()
         if self.ended:
             return found
@@ -185,7 +185,7 @@ class FeedState:
         return found
 
     def give_up(self, numbers: list[GroupId]) -> list[Planned]:
-        """Conclude as dead those numbers that were issued as often as they may be; return their newest attempts."""
+        """Conclude as dead the numbers that have used all their attempts; return their last attempts."""
         found = []
         for group, task in self._open(numbers):
             if task.attempt + 1 >= MOST_ATTEMPTS:
@@ -197,7 +197,7 @@ class FeedState:
         return found
 
     def reissue_lost(self, numbers: list[GroupId]) -> list[Planned]:
-        """Return further attempts of numbers that were lost on the way and are still open."""
+        """Return new attempts for open numbers whose tasks or groups were lost."""
         found = []
         for group, _ in self._open(numbers):
             task = self.evaluating.reissue(group) if is_eval(group.stream) else self.pacing.reissue(group)
@@ -210,9 +210,9 @@ class FeedState:
         return [(group, task) for group, task in zip(numbers, tasks, strict=True) if task is not None]
 
     def end(self) -> str:
-        """Return why the run is over when that is to be announced now, once; empty otherwise.
+        """Return why the run is over, once, when this is to be announced; otherwise return an empty text.
 
-        It is announced when the last versions are published and their evaluations are planned.
+        The end is announced when the last versions are published and their evaluations are planned.
         """
         why = "" if self.ended else self.pacing.end_reason() or ("early_stop" if self._has_stopped_rising() else "")
         if why in ("solved", "early_stop"):
@@ -257,9 +257,9 @@ class FeedState:
     # ----------------------------------------------------------------------------------------------------------- state
 
     def snapshot(self) -> Plain:
-        """Return the state as JSON has it, but for what `changes` returns: its size does not depend on what is open.
+        """Return the state as JSON, without the open numbers, which `take_changes` returns: so its size is bounded.
 
-        For the audit, `next` holds the next training number of every stream, and `revisions` (revision, the first
+        For the audit, `next` holds the next training number of every stream, and `revisions` the pairs (revision, first
         number issued under it).
         """
         return {
@@ -277,17 +277,17 @@ class FeedState:
 
     @property
     def changed(self) -> int:
-        """How many chunks `changes` would return."""
+        """How many chunks `take_changes` would return."""
         return self.pacing.table.changed + self.evaluating.table.changed
 
     def take_changes(self) -> dict[str, Plain | None]:
-        """Return, once, the chunks of open numbers that have changed, by name; None for one that holds nothing now."""
+        """Return, once, the changed chunks of open numbers by name; None for a chunk that is now empty."""
         return {**self.pacing.table.take_changes(), **self.evaluating.table.take_changes()}
 
     def restore(self, state: Plain, chunks: Mapping[str, Plain]) -> None:
         """Take the state that `snapshot` returned, and the newest of every chunk.
 
-        A run that is gone on with after its end begins to watch anew.
+        For a run that continues after its end, early stopping counts from 0.
         """
         evaluating = {name: chunk for name, chunk in chunks.items() if is_eval(name)}
         training = [chunk for name, chunk in chunks.items() if name not in evaluating]

@@ -1,7 +1,7 @@
-"""The feeder, `headrace feed`: issues the tasks of a run, as fast as its trainers can take them. One per run.
+"""The feeder, `headrace feed`: issues a run's tasks as fast as its trainers can use them. One per run.
 
-Tasks and the state that they came from go into one transaction, and the transactional id fences an older feeder, so
-over any number of restarts no number is skipped or given twice.
+Tasks and the state behind them are written in one transaction, and the transactional id fences an older feeder. So
+no number is skipped or issued twice, however often the feeder restarts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from headrace.schemas.topics import FEEDER
 log = structlog.get_logger()
 
 TURN_S = 0.1
-"""Conclusions are gathered for so long before tasks follow from them."""
+"""Seconds for which conclusions are collected before tasks are planned from them."""
 MOST_CHANGED = 256
 """Chunks of open numbers that may have changed before a snapshot is due."""
 
@@ -55,8 +55,8 @@ MOST_CHANGED = 256
 class Feeder:
     """Implements the run loop's `Component`.
 
-    The offsets of tasks are part of the state: they show whether the workers committed past them. So the snapshot is
-    taken before the commit, when the turn's tasks have their offsets, and is in the same transaction.
+    The state holds the offsets of tasks, to see whether the workers committed past them. So the snapshot is taken in
+    the same transaction as the turn's tasks, when they have their offsets, before the commit.
     """
 
     def __init__(self, run: Run, own: OwnPositions, state: FeedState) -> None:
@@ -73,9 +73,9 @@ class Feeder:
         self._snapshot_due = 0.0
 
     def poll(self, watch: Stopwatch) -> list[Message]:
-        """Return the next records; the first time all that came since the snapshot, so that nothing looks lost.
+        """Return the next records; the first call returns all since the snapshot, so that nothing looks lost.
 
-        Outcomes come first: Kafka gives topics in any order, and after its batch a group's outcome would teach nothing.
+        Outcomes come first: Kafka gives topics in any order, and an outcome after its group's batch would be ignored.
         """
         if self._caught_up:
             found = self.own.poll(watch, TURN_S)
@@ -84,7 +84,7 @@ class Feeder:
         return sorted(found, key=lambda message: message.topic not in self._outcomes)
 
     def handle(self, message: Message) -> Iterable[Outgoing]:
-        """Learn from a record; what cannot be read becomes a dead letter."""
+        """Take in a record; an unreadable one becomes a dead letter."""
         self._changed = True
         if message.topic == self.run.topics.recipe:
             self._follow(read_revision(message))
@@ -137,7 +137,7 @@ class Feeder:
         return [build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, refused.refusal)]
 
     def tick(self) -> Iterable[Outgoing]:
-        """Plan tasks; return them, and the word that the run is over."""
+        """Plan tasks; return them, and the announcement that the run is over."""
         self._planned += self.state.plan()
         overdue = self._commits.find_overdue(self.state)
         dead = [self._build_unanswered(planned) for planned in self.state.give_up(overdue)]
@@ -154,12 +154,12 @@ class Feeder:
         return [*(self._build_outgoing(planned) for planned in self._planned), *announcements, *dead]
 
     def _build_unanswered(self, planned: Planned) -> Outgoing:
-        """Return the dead letter of a task that was issued as often as it may be, and never answered."""
+        """Return the dead letter of a task that has used all its attempts without an answer."""
         sent, attempts = self._build_outgoing(planned), planned.task.attempt + 1
         message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
         why = (
-            f"the workers were done with {attempts} attempts of this task, and nobody has read a group of it: look "
-            "for dead letters of its key, and into the workers' logs"
+            f"workers ended {attempts} attempts at this task, but no group of it was read: look for dead letters "
+            "with its key, and in the workers' logs"
         )
         return build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, Refusal("unanswered", why))
 
@@ -175,7 +175,7 @@ class Feeder:
         return self._changed and is_due
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:
-        """Return the state with the offsets that the planned tasks got: the tick's first records."""
+        """Return the snapshot, with the offsets of the planned tasks, which are the tick's first records."""
         for planned, ticket in zip(self._planned, ticked[: len(self._planned)], strict=True):
             planned.open.offset = ticket.offset
         self._planned, self._changed = [], False
@@ -196,7 +196,7 @@ class Feeder:
         self.own.rewind()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the consumers."""
         self.own.close()
 
 
@@ -205,7 +205,7 @@ def _encode_json(plain: Plain) -> bytes:
 
 
 def _list_handlers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
-    """Return, by topic, the record class and what takes it."""
+    """Return, by topic, the record class and its handler."""
     takers: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
         run.topics.dead_letters: (DeadLetter, state.fold_dead_letter)
     }
@@ -218,10 +218,10 @@ def _list_handlers(run: Run, state: FeedState) -> dict[str, tuple[type[Any], Cal
 
 
 def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
-    """Build the feeder of a run from what is committed; the writer, built before, has fenced any other.
+    """Build the feeder of a run from its committed state; building the writer has fenced any other feeder.
 
-    Raises UsageError when the recipe asks for what its environments or selectors cannot give, OtherSource or
-    SourceChanged where these are not those that the run goes by, and OtherData where their data is not.
+    Raises UsageError if the environments or selectors cannot do what the recipe asks, OtherSource or SourceChanged if
+    their source is not the run's, and OtherData if their data is not the run's.
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
     if revision.revision > run.revision:
@@ -242,7 +242,7 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
 
 
 def build_task_source(recipe: Recipe, workflow: str) -> TaskSource:
-    """Return where a workflow's problems come from. Raises UsageError for what cannot be built here."""
+    """Return the source of a workflow's problems. Raises UsageError if it cannot be built on this machine."""
     env = recipe.workflows[workflow].env
 
     def build(more: dict[str, Any]) -> Environment:

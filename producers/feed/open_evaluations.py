@@ -1,4 +1,4 @@
-"""Evaluations that have no result yet, and those of their tasks that the evaluator has no group of. Pure state."""
+"""Evaluations without a result, and their tasks for which the evaluator has no group yet. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Answer(NamedTuple):
-    """A group of an evaluation that the evaluator has; number -1 for all of one whose result it has given."""
+    """A group of an evaluation that the evaluator has; number -1: all groups of an evaluation with a result."""
 
     workflow: str
     policy: str
@@ -34,7 +34,7 @@ class _Open:
     first: int
     """Number of its first task."""
     problems: int
-    """Its tasks have so many numbers, one after the other."""
+    """Number of its tasks, whose numbers are consecutive."""
 
     def has_group(self, group: GroupId) -> bool:
         is_its = group.stream == eval_stream(self.evaluation.workflow)
@@ -42,14 +42,14 @@ class _Open:
 
 
 class OpenEvaluations:
-    """Holds an evaluation until its result is there, or none of its tasks is waited for any more."""
+    """Holds an evaluation until its result comes or all its tasks are given up."""
 
     def __init__(self) -> None:
         self.table = TaskTable()
         self.tasks = self.table.open
-        """Tasks whose groups the evaluator is not known to have, each open for the policy that is evaluated."""
+        """Tasks whose groups the evaluator may not have, each open for the evaluated policy."""
         self._open: list[_Open] = []
-        """Those that have such tasks."""
+        """Evaluations that have such tasks."""
 
     def begin(self, evaluation: Evaluation, first: int, problems: int, partitions: int) -> list[GroupId]:
         """Open the tasks of an evaluation; a task goes to partition number modulo `partitions`."""
@@ -66,15 +66,15 @@ class OpenEvaluations:
         return next(one.evaluation for one in self._open if one.has_group(group))
 
     def find_passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
-        """Yield tasks that the workers committed past, as `iterate_passed`."""
+        """Yield the tasks that the workers committed past; see `iterate_passed`."""
         return iterate_passed(self.tasks, committed)
 
     def fold_result(self, result: EvalResult) -> None:
-        """Close what a result is of."""
+        """Close the evaluation of a result."""
         self.note_answered({Answer(result.workflow, result.policy, result.version)})
 
     def note_answered(self, answers: Collection[Answer]) -> None:
-        """Wait no more for tasks whose groups the evaluator has."""
+        """Close tasks whose groups the evaluator has."""
         for group in list(self.tasks):
             asked = self.of(group)
             whole = Answer(asked.workflow, asked.policy, asked.versions[asked.policy])
@@ -91,7 +91,7 @@ class OpenEvaluations:
         return task
 
     def give_up(self, group: GroupId) -> None:
-        """Wait no more for a task; its evaluation has no result then, unless somebody sends the dead letter back."""
+        """Give up a task; its evaluation then gets no result unless somebody sends the dead letter back."""
         asked = self.of(group)
         log.error(
             "evaluation.unanswered",
@@ -99,7 +99,7 @@ class OpenEvaluations:
             policy=asked.policy,
             version=asked.versions[asked.policy],
             number=group.number,
-            advice="its result is missing: look for dead letters of this task; `headrace redrive` asks it again",
+            advice="no result came: look for dead letters of this task; `headrace redrive` sends the task again",
         )
         self.table.touch(group)
         del self.tasks[group]
@@ -109,18 +109,18 @@ class OpenEvaluations:
         self._open = [one for one in self._open if any(one.has_group(group) for group in self.tasks)]
 
     def snapshot(self) -> list[list[Any]]:
-        """Return the state as JSON has it, without the tasks, which are in the table's chunks."""
+        """Return the state as JSON, without the tasks, which are in the table's chunks."""
         evaluations = [(one.evaluation, one.first, one.problems) for one in self._open]
         return [[asked.workflow, asked.policy, asked.versions, *numbers] for asked, *numbers in evaluations]
 
     def restore(
         self, rows: Iterable[list[Any]], chunks: Iterable[Plain], policies_of: Mapping[str, Collection[str]]
     ) -> None:
-        """Take the state that `snapshot` returned, and the chunks, without workflows and policies that are gone.
+        """Take the state that `snapshot` returned and the chunks, without removed workflows and policies.
 
         Args:
             rows: What `snapshot` returned.
-            chunks: Those of the table.
+            chunks: Chunks of the task table.
             policies_of: Workflow to the policies that it trains now.
         """
         self._open = [

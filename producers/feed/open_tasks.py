@@ -1,6 +1,6 @@
-"""Tasks that were issued and have not concluded, and their form in the feeder's state. Pure state.
+"""Issued tasks that have not concluded, and their form in the feeder's state. No I/O.
 
-That state grows with what is open, so it is written in chunks, of which only those that changed are written again.
+The state grows with the number of open tasks, so it is written in chunks, and only changed chunks are rewritten.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
 
 CHUNK = 32
-"""Numbers of a chunk: some 2 kB, more with several policies. A turn changes as many chunks as it hears of numbers."""
+"""Numbers per chunk: some 2 kB, more with several policies. Each number in a turn's records may change one chunk."""
 
 
 @dataclass(slots=True)
@@ -25,25 +25,25 @@ class OpenTask:
     index: int
     """Index of its problem in the environment."""
     tier: str
-    """Tier that the environment was set to; empty for the recipe's own."""
+    """Tier to which the environment was set; empty for the recipe's tiers."""
     partition: int
     """Partition of the newest attempt."""
     attempt: int = 0
     offset: int = -1
     """Offset of the newest attempt; -1 before its transaction was flushed."""
     unacknowledged: set[str] = field(default_factory=set)
-    """Policies whose group is not known to be past the curator: the number is outstanding at the workers or there."""
+    """Policies whose group may not have passed the curator: the workers or the curator still have the number."""
     open: set[str] = field(default_factory=set)
-    """Policies that it is open for."""
+    """Policies for which the number is open."""
     died: int = 0
-    """Sequence number of its death within the run, if it is dead, so that the older of two is known."""
+    """Sequence number of the dead letter within the run, if the number is dead; orders dead numbers by age."""
 
 
 def iterate_passed(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
-    """Yield what the workers committed past and nobody has acknowledged.
+    """Yield the open numbers that the workers committed past and that no curator has acknowledged.
 
     Args:
-        tasks: What is open.
+        tasks: The open numbers.
         committed: (stream, partition) to the next offset of the workers' group.
     """
     for group, task in tasks.items():
@@ -52,17 +52,17 @@ def iterate_passed(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[s
 
 
 class TaskTable:
-    """Open numbers, and dead ones that may be opened again, in chunks of consecutive numbers of a stream."""
+    """Open numbers, and dead numbers that may be reopened, in chunks of consecutive numbers of a stream."""
 
     def __init__(self) -> None:
         self.open: dict[GroupId, OpenTask] = {}
         self.dead: dict[GroupId, OpenTask] = {}
-        """Numbers that a dead letter concluded, oldest first, with what would be open and unacknowledged again."""
+        """Numbers concluded by a dead letter, oldest first, with the policies for which they would be open again."""
         self._changed: set[tuple[str, int]] = set()
 
     @property
     def changed(self) -> int:
-        """How many chunks have changed since `changes` was asked last."""
+        """How many chunks have changed since the last call of `take_changes`."""
         return len(self._changed)
 
     def touch(self, group: GroupId) -> None:
@@ -70,7 +70,7 @@ class TaskTable:
         self._changed.add((group.stream, group.number // CHUNK))
 
     def take_changes(self) -> dict[str, Plain | None]:
-        """Return, once, the chunks that have changed, by name; None for one in which nothing is left."""
+        """Return, once, the changed chunks by name; None for a chunk that is now empty."""
         changed, self._changed = sorted(self._changed), set()
         return {f"{stream}|{chunk}": self._encode_chunk(stream, chunk) for stream, chunk in changed}
 
@@ -84,16 +84,16 @@ class TaskTable:
         return found if any(found.values()) else None
 
     def restore(self, chunks: Iterable[Plain]) -> None:
-        """Take chunks, in any order, or the whole of it, as snapshots held it once."""
+        """Take chunks in any order, or one list of all numbers, as old snapshots have it."""
         for name, tasks in (("open", self.open), ("dead", self.dead)):
             found = [one for chunk in chunks for one in _decode_rows(chunk.get(name, ()))]
             tasks.update(sorted(found, key=lambda one: one[1].died))
 
     def forget_others(self, policies_of: Mapping[str, Collection[str]]) -> Counter[str]:
-        """Forget what an earlier recipe issued for others; return, by stream, how many numbers are open no more.
+        """Close numbers for policies that the recipe no longer trains; return how many were closed, by stream.
 
         Args:
-            policies_of: Stream to the policies that it trains now: numbers are open for no others.
+            policies_of: Stream to the policies that it trains now.
         """
         forgotten: Counter[str] = Counter()
         for tasks in (self.open, self.dead):
@@ -118,7 +118,7 @@ def _encode_rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
 
 
 def _decode_rows(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
-    """Yield what rows hold; rows from before there were chunks do not count deaths, and are in order of death."""
+    """Yield the numbers in rows; rows of old snapshots lack `died`, and are in order of death."""
     for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open, *died in rows:
         task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open), *died)
         yield GroupId(stream, number), task

@@ -1,7 +1,7 @@
-"""Which numbers are to be issued again: those that are neither at the workers nor at the curators. Pure state.
+"""Finds numbers to issue again: those that neither the workers nor the curators have. No I/O.
 
-A number is *passed* once the workers committed past its task and no outcome of it was heard. Its group may still wait
-in front of a curator that is down or slow, so it counts as lost only when the curators have read all that
+A number is *passed* when the workers have committed past its task and no outcome has come. Its group may still wait
+for a curator that is down or slow. So the number counts as lost only when the curators have read everything that
 `trajectories` held at that moment.
 """
 
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from headrace.schemas.ids import GroupId
 
 MOST_ATTEMPTS = 6
-"""Attempts of a number, the first among them. The last one that stays without an answer is its end."""
+"""Most attempts of a number, including the first. If the last attempt stays unanswered, the number is dead."""
 SLOWEST = 32
-"""A number that is lost again waits twice as long each time, up to so many times the first wait."""
+"""The wait doubles each time a number is lost again, up to this multiple of the first wait."""
 
 
 class Passed(NamedTuple):
-    """A number that the workers are done with and that some policies' curators have not answered for."""
+    """A number whose task the workers committed past, without an outcome for some policies."""
 
     group: GroupId
     attempt: int
@@ -28,7 +28,7 @@ class Passed(NamedTuple):
 
 
 class NumbersSource(NamedTuple):
-    """Where a policy's groups of some numbers are: a partition of its `trajectories`."""
+    """A partition of a policy's `trajectories`, where the groups of some numbers are."""
 
     policy: str
     partition: int
@@ -39,15 +39,15 @@ class _Wait:
     ends: dict[NumbersSource, int]
     """Ends of `trajectories` when the number was first seen as passed."""
     since_s: float | None = None
-    """When the curators were first seen past that; None before."""
+    """When the curators were first seen past these ends; None before."""
 
 
 class OverdueNumbers:
-    """Which numbers have been passed for too long; its clock is the caller's, and starts anew after a restart.
+    """Finds numbers that have been passed for too long. The caller gives the time; waits start anew after a restart.
 
     Args:
-        after_s: How long a number is waited for once the curators have read what there was of it.
-        partitions: Of every policy's `trajectories`: a number's group is on partition number modulo that.
+        after_s: Seconds to wait for a number after the curators have read past its possible groups.
+        partitions: Partitions of every policy's `trajectories`; a group's partition is its number modulo this.
     """
 
     def __init__(self, after_s: float, partitions: int) -> None:
@@ -71,7 +71,7 @@ class OverdueNumbers:
         Args:
             passed: All that are passed now.
             ends: Where `trajectories` end now.
-            curated: How far the curators are; what is missing is not begun.
+            curated: The curators' positions; a missing partition counts as 0.
             now_s: The time.
         """
         before, self._waits = self._waits, {}

@@ -1,14 +1,15 @@
-"""How fast tasks are issued, and to which partition: pure state, no I/O and no clock.
+"""Decides how fast tasks are issued, and to which partition, without I/O and without a clock.
 
-A *number* of a stream is open for a policy from its issue until that policy trained on it, discarded it or it is dead.
-A task may be issued while at least one (`any`), or every (`all`), of the policies that its workflow trains has fewer
-open numbers than `(max_staleness + 1) * groups_per_batch`; a policy that has all its versions counts as none. The open
-numbers of a policy are summed over streams, as its trainer's window holds them all.
+A *number* of a stream is open for a policy from its issue until the policy has trained on it or discarded it, or the
+number is dead. A policy has room while it has fewer open numbers than `(max_staleness + 1) * groups_per_batch`. A task
+may be issued while one (`any`) or every (`all`) policy of its workflow has room; policies that have all their versions
+are left out. Open numbers are summed over streams, as the policy's trainer holds all of them in one window.
 
-Replays have no number, but take room in batches. A number would wait (max_staleness + 1) / (share of fresh groups)
-versions then, and expire; so that share of the newest batches lowers the bound, to one batch at least.
+Replays have no number, but take room in batches. Then a number would wait (max_staleness + 1) / (share of fresh groups)
+versions, and expire. So the bound is multiplied by the share of fresh groups in the newest batches, but is never less
+than one batch.
 
-A number that a dead letter concluded is kept apart: `headrace redrive` may open it again.
+Numbers concluded by a dead letter are kept separately, because `headrace redrive` may reopen them.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
 
 FRESH_LOOK_BACK = 16
-"""Batches by which the share of fresh groups is taken."""
+"""Newest batches from which the share of fresh groups is computed."""
 MOST_DEAD_NUMBERS = 4096
-"""Dead numbers that are kept. An older one that is sent back is processed all the same; it only is not counted here."""
+"""Dead numbers that are kept. An older number that is sent back is still processed, but not counted here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one policy can take."""
+    """How many groups one policy can use."""
 
     most_open: int
-    """Open numbers at which no more is issued for it, where all groups of its batches are fresh."""
+    """Most open numbers of the policy, if all groups of its batches are fresh."""
     steps: int
-    """Version at which it needs no more."""
+    """The policy's last version."""
     batch: int = 1
-    """Groups per batch: as many may be open whatever is replayed, or no batch would come together."""
+    """Groups per batch. At least so many numbers may be open, whatever is replayed, so that a batch can fill up."""
 
 
 class Pacing:
@@ -46,7 +47,7 @@ class Pacing:
 
     Args:
         policies_of: Stream to the policies that it trains.
-        quotas: Policy to what it can take.
+        quotas: Quota by policy.
         pace: Whether any or all of a stream's policies must have room.
         partitions: Partitions of every tasks topic.
     """
@@ -66,12 +67,12 @@ class Pacing:
         self.versions: dict[str, int] = {}
         """Newest version of each policy that a trainer has made."""
         self.closed: set[str] = set()
-        """Streams that are issued no more: their tasks are solved."""
+        """Streams whose tasks are solved, so that no more are issued."""
         self.table = TaskTable()
         self.tasks, self.dead = self.table.open, self.table.dead
         self._deaths = 0
         self._fresh: dict[str, deque[tuple[int, int]]] = {p: deque(maxlen=FRESH_LOOK_BACK) for p in quotas}
-        """Fresh groups, and all, of each policy's newest batches."""
+        """(fresh groups, all groups) of each policy's newest batches."""
         self._turn = 0
         self._open: Counter[str] = Counter()
         self._outstanding = {stream: [0] * partitions for stream in policies_of}
@@ -83,7 +84,7 @@ class Pacing:
         return self._open[policy]
 
     def open_limit(self, policy: str) -> int:
-        """Return at how many open numbers of a policy no more is issued."""
+        """Return the number of open numbers of a policy at which issuing stops."""
         quota, batches = self.quotas[policy], self._fresh[policy]
         fresh, groups = (sum(column) for column in zip(*batches, strict=True)) if batches else (1, 1)
         return max(min(quota.batch, quota.most_open), round(quota.most_open * fresh / groups))
@@ -104,7 +105,7 @@ class Pacing:
         return bool(room) and (any(room) if self.pace == "any" else all(room))
 
     def choose_stream(self) -> str | None:
-        """Return the stream whose turn it is among those with room; None when there is none."""
+        """Return the next stream in turn that has room; None if no stream has room."""
         streams = list(self.policies_of)
         for step in range(len(streams)):
             stream = streams[(self._turn + step) % len(streams)]
@@ -114,7 +115,7 @@ class Pacing:
         return None
 
     def end_reason(self) -> str:
-        """Return why no more will be issued, steps or solved; empty while there is work."""
+        """Return why no more tasks will be issued, steps or solved; empty while there is work."""
         left = [policy for policy in self.quotas if not self.has_reached_end(policy)]
         if not left:
             return "steps"
@@ -122,13 +123,13 @@ class Pacing:
         return "" if alive & set(left) else "solved"
 
     def find_passed(self, committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
-        """Yield what the workers committed past and nobody has acknowledged, as `iterate_passed`."""
+        """Yield the passed numbers; see `iterate_passed`."""
         return iterate_passed(self.tasks, committed)
 
     # ---------------------------------------------------------------------------------------------------------- events
 
     def issue(self, stream: str, index: int, tier: str) -> tuple[int, OpenTask]:
-        """Give the next number to a problem; it goes to the partition with the fewest outstanding."""
+        """Give the next number to a problem, on the partition with the fewest outstanding numbers."""
         number, policies = self.next[stream], self.policies_of[stream]
         task = OpenTask(index, tier, self._find_least_loaded(stream), unacknowledged=set(policies), open=set(policies))
         self.next[stream] = number + 1
@@ -145,11 +146,11 @@ class Pacing:
         return task
 
     def acknowledge(self, group: GroupId, policy: str) -> bool:
-        """Note that a policy's group is past the curator; True the first time."""
+        """Note that a policy's group has passed the curator; return True the first time."""
         dead, task = self.dead.get(group), self.tasks.get(group)
         if dead is not None and policy in dead.unacknowledged:
             self.table.touch(group)
-            dead.unacknowledged.discard(policy)  # sent back and curated; the notice of that is still to come
+            dead.unacknowledged.discard(policy)  # sent back and curated, before the letter `redriven` was read
             return True
         if task is None or policy not in task.unacknowledged:
             return False
@@ -160,15 +161,16 @@ class Pacing:
         return True
 
     def conclude(self, group: GroupId, policy: str = "") -> bool:
-        """Close a number for a policy, or for all when none is named; False when it was closed before.
+        """Close a number for a policy, or for all if none is named; return False if it was closed before.
 
-        A dead number that concludes was sent back, and the notice of that is still to come: it is not opened any more.
+        If a dead number concludes, it was sent back but the letter `redriven` is not yet read: that letter will not
+        reopen it.
         """
         self._take_dead(group, policy)
         return bool(self._close(group, policy))
 
     def mark_dead(self, group: GroupId, policy: str = "") -> None:
-        """Close a number by a dead letter, for a policy, or for all when none is named."""
+        """Close a number by a dead letter, for a policy, or for all if none is named."""
         task = self.tasks.get(group)
         unacknowledged = set(task.unacknowledged) if task is not None else set()
         closed = self._close(group, policy)
@@ -184,12 +186,12 @@ class Pacing:
             del self.dead[oldest]
 
     def reopen(self, group: GroupId, policy: str, again_at: tuple[int, int] | None = None) -> bool:
-        """Open a dead number: its message was sent back. False when it is not dead, or its copy has concluded already.
+        """Reopen a dead number whose message was sent back. False if it is not dead or its copy has concluded.
 
         Args:
             group: The number in its stream.
-            policy: Whose; empty for all that it is dead for.
-            again_at: Partition and offset of the task that was sent back, where it was the task.
+            policy: Policy for which to reopen it; empty for all for which it is dead.
+            again_at: Partition and offset of the new task, if it was the task that was sent back.
         """
         found = self._take_dead(group, policy)
         if found is None:
@@ -206,7 +208,7 @@ class Pacing:
         return True
 
     def _take_dead(self, group: GroupId, policy: str) -> OpenTask | None:
-        """Take a number from the dead for a policy, or for all when none is named; None when it was not among them."""
+        """Remove a number from the dead ones for a policy, or for all if none is named; None if it is not dead."""
         dead = self.dead.get(group)
         found = set() if dead is None else {policy} & dead.open if policy else set(dead.open)
         if dead is None or not found:
@@ -220,7 +222,7 @@ class Pacing:
         return task
 
     def _close(self, group: GroupId, policy: str) -> set[str]:
-        """Return the policies that a number was open for and no longer is."""
+        """Close a number; return the policies for which it was open."""
         task = self.tasks.get(group)
         closing = set() if task is None else {policy} & task.open if policy else set(task.open)
         if task is None or not closing:
@@ -240,7 +242,7 @@ class Pacing:
             self._fresh[policy].append((fresh, groups))
 
     def note_version(self, policy: str, version: int) -> bool:
-        """Take in a version; True when it is news."""
+        """Take in a version; return True if it is newer than any before."""
         news = version > self.versions.get(policy, -1)
         if news:
             self.versions[policy] = version
@@ -273,11 +275,11 @@ class Pacing:
         }
 
     def restore(self, plain: Plain, chunks: Iterable[Plain] = ()) -> Counter[str]:
-        """Take the state that `snapshot` returned, and the table's chunks; return what was forgotten.
+        """Take the state that `snapshot` returned, and the table's chunks; return how many numbers were closed.
 
-        Streams that are new since begin at 0, quotas are today's. Numbers are open for today's policies alone: those of
-        others are forgotten, and counted by stream. Once the snapshot itself held all numbers: they are written in
-        chunks from now on.
+        New streams begin at 0, and quotas are those of the current recipe. Numbers of policies that the recipe no
+        longer trains are closed, and counted by stream. Old snapshots hold all numbers themselves; these are now
+        written in chunks.
         """
         self.next.update(plain["next"])
         self.versions = dict(plain["versions"])

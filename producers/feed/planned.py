@@ -1,4 +1,4 @@
-"""Tasks as they are to be produced: of training numbers, and of evaluations. No I/O."""
+"""Builds the tasks to produce, for training and for evaluations. No I/O."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.schemas.records import Task
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A task that is to be produced."""
+    """A task to produce."""
 
     task: Task
     open: OpenTask
-    """Its partition, and where its offset is to be noted."""
+    """Holds the task's partition, and takes its offset."""
 
 
 def build_training_task(recipe: Recipe, bare: Task, attempt: int) -> Task:
@@ -40,7 +40,7 @@ def build_evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: 
 
 
 def build_common_task(recipe: Recipe, run_id: str, revision: int, group: GroupId, problem: Problem) -> Task:
-    """Return what a task of either kind has: its number, its problem and its seed."""
+    """Return a task with the fields that both kinds share: number, problem and seed."""
     return Task(
         run_id=run_id,
         stream=group.stream,

@@ -1,4 +1,4 @@
-"""When a stream's tasks teach nothing any more: pure state."""
+"""Detects that a stream's tasks no longer teach anything, without I/O."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headrace.schemas.records import Outcome
 
 WINDOW = 500
 ZERO_VARIANCE = "zero_variance"
-"""Reason of `drop_zero_variance`, the filter that this watches."""
+"""Drop reason of the filter `drop_zero_variance`, which the watch counts."""
 EASY_ABOVE = 0.5
-"""Mean reward above which a task counts as one that all episodes solve, and not as one that none solves."""
+"""Mean reward above which a task with equal rewards counts as solved by all episodes, not by none."""
 
 SolvedVerdict = Literal["", "solved", "too_hard"]
 
@@ -21,8 +21,8 @@ SolvedVerdict = Literal["", "solved", "too_hard"]
 class SolvedWatch:
     """Watches the last 500 group outcomes of a stream for groups whose episodes all got the same reward.
 
-    When more than `share` of a full window were dropped for that, the verdict is `solved` if most of them were easy
-    (mean reward above 0.5), else `too_hard`, which is logged once.
+    When more than `share` of a full window were dropped for this reason, the verdict is `solved` if most of them were
+    easy (mean reward above 0.5), else `too_hard`, which is logged once.
     """
 
     def __init__(self, share: float) -> None:
@@ -42,12 +42,12 @@ class SolvedWatch:
         return "" if was_logged else "too_hard"
 
     def clear(self) -> None:
-        """Begin again: other tasks come now."""
+        """Empty the window, because other tasks come now."""
         self._flags.clear()
         self._was_logged = False
 
     def snapshot(self) -> str:
-        """Return the window: e(asy), h(ard) and . for every other group, oldest first; `!` when it was warned of."""
+        """Return the window: e(asy), h(ard) and . for any other group, oldest first; `!` after the warning."""
         return "".join(self._flags) + "!" * self._was_logged
 
     def restore(self, state: str) -> None:

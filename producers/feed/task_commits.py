@@ -1,4 +1,4 @@
-"""How far workers and curators are, as the feeder asks now and then; and deleting tasks that workers are done with."""
+"""Reads the committed offsets of workers and curators from time to time, and deletes finished tasks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from headrace.schemas.topics import eval_stream, is_eval
 log = structlog.get_logger()
 
 COMMITS_LOOK_EVERY_S = 10.0
-"""How often the commits are looked at; more often when tasks are to be reissued sooner than that."""
+"""Seconds between two looks at the commits; less if tasks must be reissued sooner."""
 DELETE_EVERY_S = 60.0
 
 
 class TaskCommits:
-    """Looks now and then at how far the workers are, and deletes the tasks that they are done with."""
+    """Reads the workers' commits from time to time, and deletes the tasks that they have finished."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -41,7 +41,7 @@ class TaskCommits:
         self._delete_due = time.monotonic() + DELETE_EVERY_S
 
     def find_overdue(self, state: FeedState) -> list[GroupId]:
-        """Return numbers that were lost on the way for too long, those of evaluations among them; mostly none."""
+        """Return the numbers, of training and evaluations, that have been lost for too long; usually none."""
         now = time.monotonic()
         if now < self._look_due:
             return []
@@ -56,7 +56,7 @@ class TaskCommits:
             passed = list(state.pacing.find_passed(committed))
             found = self._find_due(self._overdue, passed, self.run.topics.trajectories, self._find_curated_ends, now)
             return found + self._find_overdue_evaluations(state, now)
-        except HeadraceError as error:  # away, or without the right to delete: tasks then stay, no more
+        except HeadraceError as error:  # Kafka is away, or refuses to delete: the tasks stay
             log.info("commits.unknown", error=str(error))
             return []
 
@@ -71,10 +71,10 @@ class TaskCommits:
         """Return which of the passed numbers are overdue.
 
         Args:
-            overdue: Remembers them from look to look.
-            passed: What the workers are done with.
+            overdue: Remembers the passed numbers between two calls.
+            passed: Numbers that the workers committed past.
             topic_of: Policy to the topic of its groups.
-            read_of: Given the ends of partitions of such topics, how far their reader is in each.
+            read_of: Returns the reader's position in each partition, from the ends of these partitions.
             now: The time.
         """
         partition_ids = {source: (topic_of(source.policy), source.partition) for source in overdue.find_sources(passed)}
@@ -86,7 +86,7 @@ class TaskCommits:
         )
 
     def _find_overdue_evaluations(self, state: FeedState, now: float) -> list[GroupId]:
-        """Return overdue tasks of evaluations, when those that the evaluator has groups of are waited for no more."""
+        """Close tasks whose groups the evaluator has; return the overdue tasks of evaluations."""
         streams = {group.stream for group in state.evaluating.tasks}
         committed = {partition_id: offset for stream in streams for partition_id, offset in self._of(stream).items()}
         passed, progress = list(state.evaluating.find_passed(committed)), EvaluatorProgress()
@@ -108,7 +108,7 @@ class TaskCommits:
         delete_before(self.run.connection, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()})
 
     def _of(self, stream: str) -> dict[tuple[str, int], int]:
-        """Return how far the workers are with the tasks of a stream: one group has both of a workflow's."""
+        """Return the workers' committed offsets of a stream; one group reads both kinds of a workflow's tasks."""
         topic, of = self.run.topics.tasks(stream), stream.removeprefix(eval_stream("")) if is_eval(stream) else stream
         found = fetch_commits(self.run.connection, self.run.topics.rollout_group(of), [topic])
         ours = {
@@ -119,7 +119,7 @@ class TaskCommits:
         return {(stream, partition): commit.offset for (_, partition), commit in ours.items()}
 
     def _find_curated_ends(self, ends: Mapping[PartitionId, int]) -> dict[PartitionId, int]:
-        """Return how far the curators are; what follows their commit and is not a record counts as read."""
+        """Return the curators' positions; transaction markers right after a commit count as read."""
         found: dict[PartitionId, int] = {}
         for policy in self.run.recipe.policies:
             topic, group = self.run.topics.trajectories(policy), self.run.topics.curate_group(policy)
@@ -132,7 +132,7 @@ class TaskCommits:
         return found
 
     def _skip_markers(self, partition_id: PartitionId, positions: Mapping[PartitionId, int], end: int) -> int:
-        """Return `end` where nothing but aborted records and transactions' marks follow a reader's position."""
+        """Return `end` if only aborted records and transaction markers follow a reader's position."""
         position = positions.get(partition_id, 0)
         if position >= end or any(read_range(self.run.connection, partition_id, position, end)):
             return position

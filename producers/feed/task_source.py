@@ -1,4 +1,4 @@
-"""Where a stream's problems come from: an environment, cursors into its tiers and a selector."""
+"""The source of a stream's problems: an environment, cursors into its tiers and a selector."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, ChoosesT
 log = structlog.get_logger()
 
 MOST_UNBUILT = 8
-"""So many training problems in a row that cannot be built end the feeder: then it is no single one's fault."""
+"""The feeder ends after so many training problems in a row cannot be built: then no single problem is at fault."""
 
 OpenEnvironment = Callable[[dict[str, Any]], Environment]
-"""Builds the environment of a workflow with settings that win over the recipe's."""
+"""Builds the environment of a workflow with settings that override the recipe's."""
 
 
 class EnvironmentAway(Unavailable):
@@ -30,47 +30,47 @@ class EnvironmentAway(Unavailable):
 
 
 class EnvironmentFailed(HeadraceError):
-    """An environment raised when it was asked for a problem."""
+    """An environment raised an error instead of giving a problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A problem that is to be rolled out, and where it was found."""
+    """A problem to roll out, and its place in the environment."""
 
     index: int
     tier: str
-    """Tier that the environment was set to; empty for the recipe's own."""
+    """Tier to which the environment was set; empty for the recipe's tiers."""
     problem: Problem
 
 
 def refuse_small_held_out(workflow: str, environment: Environment, count: int) -> None:
-    """Raise UsageError when an environment holds out fewer problems than are evaluated."""
+    """Raise UsageError if an environment holds out fewer problems than an evaluation needs."""
     size = environment.size("held_out")
     if size is not None and size < count:
         raise UsageError(
-            f"evaluate.problems is {count}, and the environment of workflow {workflow} holds out {size}: set "
-            f"evaluate.problems to at most {size}"
+            f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out only {size} "
+            f"problems: set evaluate.problems to at most {size}"
         )
 
 
 class TaskSource:
-    """Draws problems in order, over and over when they come to an end; every tier has its own order and cursor.
+    """Draws problems in order and repeats after the last one; every tier has its own order and cursor.
 
     Args:
         workflow: Its name, for messages.
         open_environment: Builds the environment.
-        selector: Says which problems are worth a rollout, and from which tier the next comes if it chooses that.
+        selector: Decides which problems are worth a rollout; it may also choose the tier of the next problem.
     """
 
     def __init__(self, workflow: str, open_environment: OpenEnvironment, selector: Selector) -> None:
         self.workflow = workflow
         self.selector = selector
         self.tier = ""
-        """Tier that the feeder raised the environment to; empty for the recipe's own."""
+        """Tier to which the feeder raised the environment; empty for the recipe's tiers."""
         self.selected = self.rejected = self.forced = 0
-        """Problems that the selector took, those that it did not, and those taken against it."""
+        """Counts of problems: accepted by the selector, rejected by it, and taken against its decision."""
         self.skipped = 0
-        """Problems that the environment could not build."""
+        """Number of problems that the environment could not build."""
         self._open = open_environment
         self._environments: dict[str, Environment] = {"": open_environment({})}
         self._cursors: Counter[str] = Counter()
@@ -78,14 +78,14 @@ class TaskSource:
 
     @property
     def environment(self) -> Environment:
-        """The environment with the recipe's own settings."""
+        """The environment with the recipe's settings."""
         return self._environments[""]
 
     def draw(self, *, is_strict: bool = False) -> Drawn:
-        """Return the next problem that the selector wants; after 256 rejections in a row the next one anyway.
+        """Return the next problem that the selector accepts; after 256 rejections in a row, the next problem anyway.
 
-        One that the environment cannot build is passed over, but not eight in a row, and none where `is_strict`: then
-        EnvironmentFailed is raised. Which ones are passed over follows from the environment and the cursor alone.
+        Skips problems that the environment cannot build. Raises EnvironmentFailed for eight of them in a row, or for
+        the first one if `is_strict`. Skipping depends on the environment and the cursor alone.
         """
         tier = self._choose()
         for _ in range(MOST_REJECTIONS):
@@ -102,18 +102,18 @@ class TaskSource:
         return self._ask("train", index, tier)
 
     def list_held_out(self, count: int) -> list[Problem]:
-        """Return the first held-out problems, in the recipe's own tiers. Raises UsageError when there are fewer."""
+        """Return the first held-out problems, in the recipe's tiers. Raises UsageError if there are fewer."""
         refuse_small_held_out(self.workflow, self.environment, count)
         return [self.build_held_out_problem(index) for index in range(count)]
 
     def build_held_out_problem(self, index: int) -> Problem:
-        """Return a held-out problem, in the recipe's own tiers."""
+        """Return a held-out problem, in the recipe's tiers."""
         return self._ask("held_out", index, "")
 
     def raise_tier(self) -> bool:
-        """Go on to the next harder tier; False when there is none.
+        """Go on to the next harder tier; return False if there is none.
 
-        Such an environment takes the tiers that it is to ask as the setting `tiers`, and asks several in turn.
+        An environment with tiers takes the tiers to use in the setting `tiers`, and alternates between them.
         """
         environment = self.environment
         if not isinstance(environment, HasTiers):
@@ -168,12 +168,12 @@ class TaskSource:
         environment = self._environment(tier)
         try:
             problem = environment.problem(split, index)
-            problem_to_json(problem)  # as its task will hold it
+            problem_to_json(problem)  # check that a task can hold it
         except Exception as error:
             kind = EnvironmentAway if is_unreachable(error) else EnvironmentFailed
             raise kind(
-                f"environment {environment.name!r} of workflow {self.workflow} gave no problem {index} of {split}: "
-                f"{type(error).__name__}: {read_error_text(error)} at {locate_error(error)}"
+                f"environment {environment.name!r} of workflow {self.workflow} failed to build problem {index} of "
+                f"split {split}: {type(error).__name__}: {read_error_text(error)} at {locate_error(error)}"
             ) from error
         return problem
 

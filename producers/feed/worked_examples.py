@@ -1,4 +1,4 @@
-"""Worked examples for a supervised start: from the environment through the feeder into the store, once per policy."""
+"""Stores worked examples for a supervised warm start, once per policy."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = structlog.get_logger()
 
 
 def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[str, Environment]) -> None:
-    """Store and announce the examples that the recipe asks for, in one transaction; those announced before stay.
+    """Store and announce the worked examples of the recipe in one transaction; earlier announcements stay valid.
 
     Args:
         run: The run.
         writer: The feeder's.
-        environments: Workflow to its environment. A policy's examples come from the first workflow that it plays in.
+        environments: Environment by workflow. A policy's examples come from the first workflow that uses the policy.
 
     Raises UsageError when that environment gives none.
     """
@@ -60,9 +60,9 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
 
 
 def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[str, Environment]) -> GivesExamples:
-    """Return what a policy's worked examples come from: the environment of the first workflow that it plays in.
+    """Return the source of a policy's worked examples: the environment of the first workflow that uses the policy.
 
-    Raises UsageError when there is none, or when it gives none.
+    Raises UsageError if no workflow uses the policy, or if the environment gives no examples.
     """
     workflow = next((name for name in environments if policy in recipe.policies_of(name)), None)
     if workflow is None:
@@ -81,13 +81,13 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
 
 
 def read_first_example(recipe: Recipe, policy: str, environments: Mapping[str, Environment]) -> WorkedExample:
-    """Return a policy's first worked example. Raises UsageError when there is none, or it is no WorkedExample."""
+    """Return a policy's first worked example. Raises UsageError if there is none or it is not a WorkedExample."""
     source = find_first_environment(recipe, policy, environments)
     try:
         example = source.example(0)
     except Exception as error:
         raise UsageError(
-            f"policies.{policy}.warm_start needs worked examples, but the first of its environment cannot be had: "
+            f"policies.{policy}.warm_start needs worked examples, but its environment failed to build the first one: "
             f"{describe_with_location(error)}"
         ) from error
     if not isinstance(example, WorkedExample):

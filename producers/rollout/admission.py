@@ -1,4 +1,4 @@
-"""Which tasks a worker may start now."""
+"""Decides which tasks a worker may start now."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headrace.schemas.records import Task
 log = structlog.get_logger()
 
 MOST_UNDELIVERED = 64
-"""Tasks whose groups wait for the store or the broker; with more, none is started."""
+"""Most tasks whose groups wait for the store or the broker; with more, no task is started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Implements `started_task.Gate`: by the run's end, recipe, weights, failed and undelivered tasks, free slots."""
+    """Implements `started_task.Gate`. Checks run end, recipe, weights, failed and undelivered tasks, and slots."""
 
     run: Run
     engine: Engine
@@ -31,7 +31,7 @@ class Admission:
     concluder: Concluder
     slots: Slots
     written: set[int] = field(default_factory=set)
-    """Revisions that are on the recipe topic, as it was read last."""
+    """Revisions on the recipe topic when it was last read."""
 
     def admit(self, task: Task) -> Reservation | NotAdmitted | None:
         """See `Gate`."""
@@ -49,7 +49,7 @@ class Admission:
         reserved = self.slots.reserve(task.n_asked)
         if is_training and reserved is not None:
             self.concluder.brake.note_started()
-        # After the end of the run no task for training needs slots: an evaluation holds none of them up.
+        # After the end of the run training tasks need no slots, so an evaluation may take them all.
         return reserved or (None if self.follower.ended else "no_slots")
 
     def is_written(self, revision: int) -> bool:

@@ -1,4 +1,4 @@
-"""From a started task to its acknowledged records: one per policy, whatever happens on the way."""
+"""Turns a started task into acknowledged records, one per policy, whatever fails."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
 def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None = None) -> WorkflowSpec:
-    """Return how a revision of the recipe has tasks played. Raises UsageError when it cannot be built here.
+    """Return how a revision of the recipe plays tasks. Raises UsageError if it cannot be built on this machine.
 
     Args:
         recipe: The revision.
         workflow: Name of the workflow.
-        built: Its environment, where another revision has the same.
+        built: Its environment, if another revision has already built the same one.
     """
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
     env, seed, limit_s, threads = _list_environment_settings(recipe, workflow)
@@ -56,7 +56,7 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
         environment = built or LimitedScoring(load_environment(env.use, seed, env.settings), limit_s, threads)
         play = load_workflow(wanted.workflow)
     except ValueError as error:
-        raise UsageError(f"workflow {workflow!r} of the recipe cannot be played here: {error}") from error
+        raise UsageError(f"workflow {workflow!r} of the recipe cannot run here: {error}") from error
     return WorkflowSpec(
         workflow=play,
         environment=environment,
@@ -71,7 +71,7 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
 
 
 def _list_environment_settings(recipe: Recipe, workflow: str) -> tuple[Named, int, float, int]:
-    """Return all that a workflow's environment is built from: revisions in which that is equal share one."""
+    """Return all settings of a workflow's environment: revisions with equal settings share the environment."""
     rollout = recipe.rollout
     limit_s = min(rollout.score_limit_s, rollout.episode_limit_s)
     return recipe.workflows[workflow].env, recipe.seed, limit_s, rollout.score_threads
@@ -79,7 +79,7 @@ def _list_environment_settings(recipe: Recipe, workflow: str) -> tuple[Named, in
 
 @dataclass(slots=True)
 class Concluder:
-    """Plays started tasks and delivers what they became. Belongs to the event loop."""
+    """Plays started tasks and delivers their groups. Only the event loop may use it."""
 
     run: Run
     workflow: str
@@ -87,9 +87,9 @@ class Concluder:
     follower: RunFollower
     producer: RecordProducer
     partitions: Mapping[str, int]
-    """Number of partitions of each topic that groups go to."""
+    """Number of partitions of each topic to which groups are written."""
     specs: dict[int, WorkflowSpec]
-    """How tasks are played, by revision; further ones are made when a task needs them."""
+    """How tasks are played, by revision; a missing revision is added when a task needs it."""
     holds: VersionHolds
     tally: WorkCounts
     watch: Stopwatch
@@ -97,21 +97,21 @@ class Concluder:
     failures: FailureLog = field(default_factory=FailureLog)
     brake: FailureBrake = field(default_factory=FailureBrake)
     building: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the spec of a further revision is made."""
+    """Held while the spec of another revision is built."""
     delivering: int = 0
-    """Tasks that are played and not acknowledged."""
+    """Number of played tasks whose records are not acknowledged."""
 
     async def play_and_deliver(
         self, started: StartedTask, ending: asyncio.Event, done: Callable[[StartedTask], object]
     ) -> None:
         """Conclude a task.
 
-        1. play: one group per policy, whatever happens on the way.
+        1. play: one group per policy, whatever fails.
         2. deliver: every record is acknowledged.
         3. done: its offset may be committed.
 
-        Raises EngineError when the engine is dead, and MustRestart when it is this worker, and not the task, that is
-        of another run.
+        Raises EngineError when the engine is dead, and MustRestart when this worker, not the task, belongs to another
+        run.
         """
         task = started.task
         if task is None:
@@ -141,10 +141,10 @@ class Concluder:
         done(started)  # 3
 
     async def _play(self, started: StartedTask, task: Task, ending: asyncio.Event) -> Groups:
-        """Play a task and return its groups, by policy; whatever goes wrong with it is why they failed.
+        """Play a task and return its groups by policy; any error becomes the failure of its episodes.
 
-        A worker that ended by it would be started again with the same task, and at last blame it for poison. Raises
-        EngineError when the engine is dead.
+        Otherwise the error would end the worker, and the restarted worker would play the same task, until it counts as
+        poison. Raises EngineError when the engine is dead.
         """
         try:
             spec = await self._spec_of(task)
@@ -153,14 +153,14 @@ class Concluder:
             note_end = partial(self._release_slot, started)
             async with self.holds.hold(wanted):
                 groups = await play_group(task, spec, self.context, ending, note_end, at_once)
-        except Exception as error:  # noqa: BLE001 - of whatever kind, it is the task's alone while the engine lives
+        except Exception as error:  # noqa: BLE001 - any error belongs to the task alone while the engine lives
             groups = self._conclude_unplayed(task, build_failure(0, error))
         if all(group.reason == "failed" for group in groups.values()):
             await self._check_engine()
         return groups
 
     async def _reject(self, started: StartedTask) -> None:
-        """Write the dead letter of a message that holds no task of ours."""
+        """Write the dead letter of a message that holds no task of this run."""
         if started.refusal.reason == "other_run":
             await asyncio.to_thread(refuse_replaced, self.run)
         dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.refusal)
@@ -173,17 +173,17 @@ class Concluder:
             started.reservation.note_ended()
 
     def _build_poison_dead_letter(self, started: StartedTask) -> Outgoing:
-        """Return the dead letter beside a poisoned task's groups: its bytes, for people.
+        """Return the dead letter of a poisoned task, with the task's bytes for people to look at.
 
-        Without its headers it names no number, and so concludes nothing: the groups do.
+        It has no headers, so it names no number and concludes nothing: the task's groups conclude the number.
         """
         unnamed = replace(started.message, headers=[])
         return build_dead_letter(self.run.topics, self.run.run_id, "rollout", unnamed, started.refusal)
 
     async def _spec_of(self, task: Task) -> WorkflowSpec:
-        """Return how a task is played; an environment may take its time to load, and the event loop goes on.
+        """Return how a task is played; the event loop goes on while an environment loads.
 
-        Revisions share an environment: one that has a port or a GPU can be built only once.
+        Revisions share an environment, because an environment with a port or a GPU can be built only once.
         """
         if task.revision not in self.specs:
             async with self.building:
@@ -206,7 +206,7 @@ class Concluder:
         return conclude_unplayed(task, recipe.policies_of(self.workflow), workflow.env.use, self.context, failure)
 
     async def _check_engine(self) -> None:
-        """Raise EngineError when the engine cannot generate at all: then no task is to blame, and none concludes."""
+        """Raise EngineError if the engine cannot generate at all: then tasks are not at fault and do not conclude."""
         for policy in self.context.tokenizers:
             await self.context.engine.generate(policy, [0], Sampling(max_tokens=1), seed=0)
 
@@ -215,7 +215,7 @@ class Concluder:
         for group in groups.values():
             with self.watch.measure("encode"):
                 sent, value = encode_group(group)
-            if sent is not group:  # the schema refuses what the workflow gave
+            if sent is not group:  # the schema refuses a part of the workflow's result
                 new = tuple(failure for failure in sent.failures if failure not in group.failures)
                 self.failures.log_and_strip(task, {group.policy: replace(sent, failures=new)})
             if len(value) > inline_limit_bytes:
@@ -228,20 +228,22 @@ class Concluder:
     async def _send(self, records: list[Outgoing]) -> None:
         """Send records until all are acknowledged.
 
-        What Kafka refuses is sent again: a topic's limit or a missing permission is not the task's fault, and its
-        number of starts must not grow by it. The worker's status says what is refused and why meanwhile.
+        A record that Kafka refuses is sent again: a topic's limit or a missing permission is not the task's fault, so
+        its number of starts must not grow. Meanwhile the worker's status says which record is refused and why.
         """
         pause = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while refused := await self.producer.send(records):
             record, why = refused[0]
             size = f"{len(record.value)} bytes"
-            self.pauses.begin(DELIVERY, f"topic {record.topic} refuses a record of {size}, which is sent again: {why}")
+            self.pauses.begin(
+                DELIVERY, f"topic {record.topic} refuses a record of {size}, and the worker sends it again: {why}"
+            )
             await asyncio.sleep(pause.next_s())
             records = [record for record, _ in refused]
         self.pauses.end(DELIVERY)
 
     async def _put(self, value: bytes) -> ClaimCheck:
-        """Store a large group, waiting as long as the store is unreachable or refuses."""
+        """Store a large group; wait while the store is unreachable or refuses."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:

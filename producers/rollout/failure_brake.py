@@ -1,4 +1,4 @@
-"""Slows a worker whose groups all fail, so that a mistake in a scorer does not burn tokens at full speed."""
+"""Slows a worker whose groups all fail, so that an error in a scorer does not waste tokens at full speed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable
 from headrace.infra.backoff import Backoff
 
 LENIENT = 32
-"""Training groups that may fail one after another before anything slows down."""
+"""Training groups in a row that may fail before the brake acts."""
 FIRST_S = 0.1
 LONGEST_S = 5.0
 
 
 class FailureBrake:
-    """After some dozens of failed groups in a row one task is started at a time, after a pause that doubles.
+    """After LENIENT failed groups in a row, tasks start one at a time, with a pause that doubles each time.
 
-    Any group that does not fail releases it. A task that was started is not waited for: it may never conclude.
+    Any group that does not fail releases the brake. The next start does not wait for the last task, which may never
+    conclude.
 
     Args:
         clock: Monotonic seconds.
@@ -29,17 +30,17 @@ class FailureBrake:
         self._until = 0.0
 
     def note(self, *, failed: bool) -> None:
-        """Take in what became of a training group."""
+        """Take in whether a training group failed."""
         if not failed:
             self._in_a_row, self._until = 0, 0.0
             self._pauses.reset()
             return
         self._in_a_row += 1
-        if self._in_a_row == LENIENT + 1:  # further ones were under way already, and lengthen nothing
+        if self._in_a_row == LENIENT + 1:  # groups already under way do not lengthen the pause
             self._until = self._clock() + self._pauses.next_s()
 
     def is_released(self) -> bool:
-        """Return whether a further training task may be started."""
+        """Return whether another training task may start."""
         return self._clock() >= self._until
 
     def note_started(self) -> None:

@@ -1,4 +1,4 @@
-"""What failed episodes say of themselves: the error with its location, role and turn, its traceback once per error."""
+"""Describes failed episodes: the error with its location, role and turn; its traceback once per error."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 FAILURE_DETAIL_LENGTH = 300
 TRACEBACK_LENGTH = 8000
-"""Characters; of a longer one the end is kept."""
+"""Most characters of a traceback; of a longer one the end is kept."""
 MOST_KINDS_OF_WORKER = 1000
-"""Errors that a worker tells apart."""
+"""Most different errors that a worker counts separately."""
 
 log = structlog.get_logger()
 
@@ -36,11 +36,11 @@ def build_failure(
     """Return the failure of an episode.
 
     Args:
-        sample: Which of its group.
-        error: What was raised.
-        limit_s: Of the episode, for a time limit that does not say it.
-        actors: By role; the failure names the one that generated last.
-        waited_at: Where the episode was when its time was over, for an error that was raised nowhere.
+        sample: Index of the episode in its group.
+        error: The exception.
+        limit_s: Time limit of the episode, for a timeout whose message does not name it.
+        actors: Actors by role; the failure names the role that generated last.
+        waited_at: Where the episode waited when its time was over, for an error without a location.
     """
     reason, detail = "error", describe_in_one_line(error)
     if isinstance(error, VersionGone):
@@ -64,10 +64,10 @@ def build_failure(
 
 
 def convert_to_exception(what: str, error: BaseException) -> Exception:
-    """Return what a user's code raised as an Exception that fails only its episode.
+    """Return an error of user code as an Exception that fails only its episode.
 
-    An Exception is returned as it is. Others would end the worker: `sys.exit()` in a scorer and what test frameworks
-    raise are no Exception, and no future can carry a StopIteration. Each of these becomes the cause of a RuntimeError.
+    An Exception is returned unchanged. Other errors would end the worker: those of `sys.exit()` and of test frameworks
+    are not Exceptions, and no future can carry a StopIteration. Each becomes the cause of a RuntimeError.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
@@ -79,7 +79,7 @@ def convert_to_exception(what: str, error: BaseException) -> Exception:
 
 
 def describe_in_one_line(error: BaseException) -> str:
-    """Return an error as the detail of a failure."""
+    """Return an error in one line, as the detail of a failure."""
     return _make_encodable(
         " ".join(f"{type(error).__name__}: {read_error_text(error)}".split()).removesuffix(":")[:FAILURE_DETAIL_LENGTH]
     )
@@ -97,12 +97,12 @@ def _make_encodable(text: str) -> str:
 
 @dataclass(slots=True)
 class FailureLog:
-    """Logs each error of a worker's episodes once with its traceback, and how often it came at powers of ten."""
+    """Logs each error of a worker's episodes once with its traceback, and its count at powers of ten."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def log_and_strip(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
-        """Return a task's groups; a traceback stays in the first failure of its error alone, and all are logged."""
+        """Log all failures of a task; return its groups, with each error's traceback only in its first failure."""
         logged: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
         for group in groups.values():
             if group.failures not in logged:

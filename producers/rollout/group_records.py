@@ -1,4 +1,4 @@
-"""Groups as messages: stamped, keyed, partitioned by number, and behind a claim check when they are large."""
+"""Encodes groups as messages, with stamp, key, partition by number, and a claim check for large groups."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headrace.schemas.versions import find_version_range
 
 
 def encode_group(group: TrajectoryGroup) -> tuple[TrajectoryGroup, bytes]:
-    """Return a group and its message's bytes; a trajectory that the schema refuses becomes a failure with the reason.
+    """Return a group and its message's bytes; a trajectory that the schema refuses becomes a failure.
 
-    If the group is refused for more than that, all of its episodes fail.
+    If the schema still refuses the group, all of its episodes fail.
     """
     try:
         return group, codec.encode(group)
@@ -33,7 +33,7 @@ def encode_group(group: TrajectoryGroup) -> tuple[TrajectoryGroup, bytes]:
 
 
 def _fail_refused(group: TrajectoryGroup) -> TrajectoryGroup:
-    """Return a group without the trajectories that the schema refuses, each a failed episode."""
+    """Return a group in which each trajectory that the schema refuses is replaced by a failure."""
     kept, failures = [], list(group.failures)
     for trajectory in group.trajectories:
         try:
@@ -52,24 +52,24 @@ def _fail_refused(group: TrajectoryGroup) -> TrajectoryGroup:
 
 
 def encode_claim(group: TrajectoryGroup, claim: ClaimCheck) -> bytes:
-    """Return the message of a group whose trajectories are in the object that holds its own bytes."""
+    """Return the message of a group whose full bytes are in an object of the store."""
     return codec.encode(replace(group, trajectories=(), claim=claim))
 
 
 def choose_topic(topics: Topics, policy: str, purpose: str) -> str:
-    """Return where groups of a policy go."""
+    """Return the topic for a policy's groups."""
     return topics.eval_groups(policy) if purpose == "eval" else topics.trajectories(policy)
 
 
 def build_outgoing(topics: Topics, group: TrajectoryGroup, value: bytes, partitions: Mapping[str, int]) -> Outgoing:
-    """Return the record to produce of a group and its bytes; `partitions` gives each topic's number of them."""
+    """Return the record to produce for a group; `partitions` is the number of partitions by topic."""
     topic = choose_topic(topics, group.policy, group.purpose)
     stamp = build_stamp(group)
     return Outgoing(topic, value, stamp.key, stamp.to_headers(), group.number % partitions[topic])
 
 
 def build_stamp(group: TrajectoryGroup) -> Stamp:
-    """Return identity and versions of a group that holds its trajectories."""
+    """Return the stamp (identity and versions) of a group that holds its trajectories."""
     oldest, newest = find_version_range(group.trajectories)
     return Stamp(
         run_id=group.run_id,

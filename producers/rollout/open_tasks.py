@@ -1,4 +1,4 @@
-"""The tasks that a worker has started and not concluded, each a task of the event loop."""
+"""The tasks that a worker has started and not concluded, each run by an asyncio task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.infra.kafka.topic_reader import PartitionId
 
 
 class OpenTasks:
-    """Belongs to the event loop."""
+    """Open tasks of a worker. Only the event loop may use it."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -20,24 +20,24 @@ class OpenTasks:
         return len(self._open)
 
     def begin(self, partition_id: PartitionId, work: Coroutine[None, None, None]) -> None:
-        """Begin with a task of a partition."""
+        """Run a task of a partition."""
         task = asyncio.create_task(work)
         self._open[task] = partition_id
         task.add_done_callback(self._note_end)
 
     def cancel(self, partition_ids: frozenset[PartitionId]) -> None:
-        """Cancel the tasks of partitions that are ours no more."""
+        """Cancel the tasks of partitions that this worker has lost."""
         for task, partition_id in self._open.items():
             if partition_id in partition_ids:
                 task.cancel()
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until all have ended, or so long."""
+        """Wait until all tasks have ended, at most `timeout_s` seconds."""
         if self._open:
             await asyncio.wait(self._open, timeout=timeout_s)
 
     async def cancel_all(self) -> None:
-        """Cancel all, and wait until they have ended."""
+        """Cancel all tasks, and wait until they have ended."""
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The partitions that are ours: which of their tasks are started and done, and what a commit records of them."""
+"""The partitions that this worker owns: their started and done tasks, and the data for their commits."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ TaskOffset = tuple[PartitionId, int]
 
 
 class PartitionCommit(NamedTuple):
-    """What a commit records of a partition."""
+    """The commit of one partition."""
 
     topic: str
     partition: int
     offset: int
     metadata: str
-    """What the task ledger holds beside the offset, at most 4,096 bytes."""
+    """Content of the task ledger beside the offset, at most 4,096 bytes."""
 
 
 @dataclass(slots=True)
 class _Owned:
-    """A partition that is ours."""
+    """A partition that this worker owns."""
 
     ledger: TaskLedger
     ownership: int
     dirty: bool = False
-    """Changed since its newest commit."""
+    """Whether it changed since its newest commit."""
 
 
 class OwnedPartitions:
-    """Pure memory without I/O or a clock; one thread has it. The same partition, owned again, is another ownership.
+    """The owned partitions, without I/O or a clock, for one thread. Owning a partition again is a new ownership.
 
     Args:
         run_id: Id of the run whose tasks these are.
@@ -45,9 +45,9 @@ class OwnedPartitions:
 
     def __init__(self, run_id: str) -> None:
         self.running: set[TaskOffset] = set()
-        """Tasks that are started and not done."""
+        """Tasks that are started but not done."""
         self.alone: TaskOffset | None = None
-        """The task beside which nothing may start."""
+        """The task that must run alone."""
         self._run_id = run_id
         self._owned: dict[PartitionId, _Owned] = {}
         self._ownerships = count(1)
@@ -62,17 +62,17 @@ class OwnedPartitions:
         return iter(self._owned)
 
     def ledger(self, partition_id: PartitionId) -> TaskLedger:
-        """Return the ledger of a partition that is ours."""
+        """Return the ledger of an owned partition."""
         return self._owned[partition_id].ledger
 
     def own(self, partition_id: PartitionId, offset: int, metadata: str) -> int:
-        """Own a partition from what the group committed there; return the offset to read from."""
+        """Own a partition, starting from the group's commit; return the offset to read from."""
         ledger = TaskLedger(offset, metadata, self._run_id)
         self._owned[partition_id] = _Owned(ledger, next(self._ownerships))
         return ledger.position
 
     def disown(self, partition_ids: Collection[PartitionId]) -> None:
-        """Forget partitions, and what runs of them."""
+        """Forget partitions and their running tasks."""
         for partition_id in partition_ids:
             self._owned.pop(partition_id, None)
         self.running = {running for running in self.running if running[0] not in partition_ids}
@@ -80,7 +80,7 @@ class OwnedPartitions:
             self.alone = None
 
     def receive(self, message: Message) -> bool:
-        """Take in a message; False when its task is done already, or its partition is not ours."""
+        """Take in a message; return False if its task is already done or its partition is not owned."""
         owned = self._owned.get((message.topic, message.partition))
         if owned is None:
             return False
@@ -90,7 +90,7 @@ class OwnedPartitions:
         return False
 
     def start(self, partition_id: PartitionId, offset: int) -> int:
-        """Count a start, which has to be committed before the task runs; return the ownership that it is in."""
+        """Count a start, which must be committed before the task runs; return the number of the ownership."""
         owned = self._owned[partition_id]
         owned.ledger.start(offset)
         owned.dirty = True
@@ -98,7 +98,7 @@ class OwnedPartitions:
         return owned.ownership
 
     def mark_done(self, started: StartedTask) -> None:
-        """Mark a task as concluded, unless it was started in an earlier ownership: the next owner plays it again."""
+        """Mark a task as concluded. Ignore a task started in an earlier ownership: the next owner plays it again."""
         partition_id, offset = started.partition_id, started.message.offset
         owned = self._owned.get(partition_id)
         if owned is None or owned.ownership != started.ownership:
@@ -110,7 +110,7 @@ class OwnedPartitions:
         owned.dirty = True
 
     def reset_starts(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Take back our starts of what is open on some partitions: we leave them in good order."""
+        """Take back the starts of open tasks on some partitions, when the worker leaves them in an orderly way."""
         for partition_id in partition_ids:
             self._owned[partition_id].ledger.reset_starts()
 
@@ -119,12 +119,12 @@ class OwnedPartitions:
         return [partition_id for partition_id, owned in self._owned.items() if owned.dirty]
 
     def list_commits(self, partition_ids: Iterable[PartitionId]) -> list[PartitionCommit]:
-        """Return what is to be committed of some partitions."""
+        """Return the commits of some partitions."""
         return [
             PartitionCommit(*partition_id, *self._owned[partition_id].ledger.commit()) for partition_id in partition_ids
         ]
 
     def note_committed(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Note that what `commits` returned is committed."""
+        """Note that the result of `list_commits` is committed."""
         for partition_id in partition_ids:
             self._owned[partition_id].dirty = False

@@ -1,4 +1,4 @@
-"""What the worker waits for, logged once when a wait begins and once when it is over."""
+"""The waits of a worker; each is logged once when it begins and once when it ends."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ log = structlog.get_logger()
 ENVIRONMENT = "environment"
 """The environment, or a judge, that episodes call."""
 DELIVERY = "delivery"
-"""A topic that takes no record as it is set now."""
+"""A topic that refuses a record because of its settings."""
 ENGINE = "engine"
-"""A server that is to hold the version of an evaluation."""
+"""A server that should hold the version of an evaluation."""
 HOLD_TASKS = {"Kafka", "object store", ENVIRONMENT, DELIVERY, ENGINE}
-"""What a running task may wait for: its delivery, the weights of an evaluation, or its environment. No other wait holds
-it up."""
+"""Waits that can block a running task: for its delivery, the weights of an evaluation, or its environment. No other
+wait blocks a running task."""
 
 
 class Pauses:
-    """Waits that are going on, by what is unreachable. Safe to use from several threads."""
+    """Current waits, by the thing that is unreachable. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._why: dict[str, str] = {}
 
     def begin(self, what: str, why: object) -> None:
-        """Log that something is unreachable, unless that was logged."""
+        """Log that something is unreachable, unless this is already logged."""
         if what not in self._why:
             log.warning("worker.waiting", what=what, why=str(why))
         self._why[what] = str(why)
 
     def end(self, what: str) -> None:
-        """Report that it is back, if it was unreachable."""
+        """Log that something is reachable again, if it was unreachable."""
         if self._why.pop(what, None) is not None:
             log.info("worker.resumed", what=what)
 
     @property
     def has_to_hold_tasks(self) -> bool:
-        """Whether something that running tasks may wait for is unreachable."""
+        """Whether a current wait can block running tasks."""
         return not HOLD_TASKS.isdisjoint(self._why.copy())
 
     @property

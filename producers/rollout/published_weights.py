@@ -1,4 +1,4 @@
-"""What a policy's weights topic announces, as far as a worker may still need it."""
+"""The records of a policy's weights topic that a worker may still need."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 
 class PublishedWeights:
-    """The recent versions of one policy, those before them back to an anchor, and further ways to these.
+    """The recent versions of one policy, earlier versions back to an anchor, and merged deltas between them.
 
-    One thread calls `take`; any thread may ask for the rest.
+    One thread calls `add_event`; any thread may call the other methods.
     """
 
     def __init__(self) -> None:
         self.head = -1
-        """Newest version that was seen; -1 before the first."""
+        """Newest version seen; -1 before the first."""
         self._versions: dict[int, WeightsPublished] = {}
         self._further: dict[ClaimCheck | None, WeightsPublished] = {}
-        """Further ways between versions, by their objects, in the order in which they came."""
+        """Merged deltas, by their objects, in order of arrival."""
 
     def add_event(self, event: WeightsPublished) -> None:
-        """Take in an event, and forget what nothing recent is made from."""
+        """Take in a record, and forget records that no recent version needs."""
         if is_version(event):
             self._versions[event.version] = event
             self.head = max(self.head, event.version)
@@ -29,7 +29,7 @@ class PublishedWeights:
         self._forget()
 
     def find_version(self, version: int) -> WeightsPublished | None:
-        """Return the record of a version; None when it is forgotten or was never published."""
+        """Return the record of a version; None if it is forgotten or was never published."""
         return self._versions.get(version)
 
     def list_newest_first(self) -> list[WeightsPublished]:
@@ -37,12 +37,12 @@ class PublishedWeights:
         return [record for _, record in sorted(self._versions.copy().items(), reverse=True)]
 
     def find_newer(self, served: int, epoch: int) -> list[WeightsPublished]:
-        """Return the versions to go to from the one that is served, the best first: none of an older epoch."""
+        """Return the versions to load after the served one, the best first, without those of an older epoch."""
         found = [one for one in self._versions.values() if one.version > served and one.epoch >= epoch]
         return sorted(found, key=lambda one: (-one.epoch, -one.version))
 
     def list_ways(self) -> list[WeightsPublished]:
-        """Return all records from which a version may be made."""
+        """Return all records from which a version can be made."""
         return [*self._versions.copy().values(), *self._further.copy().values()]
 
     def _forget(self) -> None:
@@ -60,5 +60,5 @@ class PublishedWeights:
 
 
 def _first_version_needed(record: WeightsPublished) -> int:
-    """Return the first version that is needed for a further way to be of use."""
+    """Return the first version that is needed to use a merged delta."""
     return record.base_version if record.kind == MERGED else record.version

@@ -1,4 +1,4 @@
-"""Waits for an environment or a judge that cannot be reached: an episode that needs it is played again, not failed."""
+"""Waits for an unreachable environment or judge: an episode that needs it is played again, not failed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ UNREACHABLE = "unreachable"
 """Reason of the failure of an episode whose environment could not be reached."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 SAID_AFTER_S = 3.0
-"""A shorter time without an answer is not reported."""
+"""Seconds without an answer before the wait is reported."""
 LONGEST_WAIT_S = 600.0
-"""An episode that waits longer fails: it may be the only one that cannot be played, and hold the others up."""
+"""An episode that waits longer fails: it may be the only unplayable episode, and block the others."""
 MOST_TIMES = 8
-"""So often an episode is played again while others reach the environment; then it is this one's own trouble."""
+"""Most repetitions of an episode while others reach the environment; after that the fault is its own."""
 
 
 class Reachability:
-    """Whether a worker's environment can be reached. Belongs to the event loop.
+    """Whether a worker's environment can be reached. Only the event loop may use it.
 
-    While it cannot, one episode after the other tries it, with a pause before each; the others wait, and none begins:
-    what they would generate could not be judged.
+    While it is unreachable, one episode at a time tries it, with a pause before each try. The other episodes wait and
+    no new one begins, because their answers could not be judged.
 
     Args:
         pauses: Where the wait is reported.
@@ -47,17 +47,17 @@ class Reachability:
         self._longest_wait_s = longest_wait_s
         self._away_since_s: float | None = None
         self._reached = 0
-        """Episodes that reached it."""
+        """Number of episodes that reached the environment."""
         self._trying = asyncio.Lock()
 
     async def play_when_reachable(self, play: Callable[[], Awaitable[Episode | Failure]]) -> Episode | Failure:
-        """Return how an episode ended; it is played again while its environment cannot be reached."""
+        """Play an episode, again while its environment cannot be reached; return its result."""
         backoff, times, reached = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0, self._reached
         failed_at_s: float | None = None
         while True:
             if self._is_away():
                 async with self._trying:
-                    if not self._is_away():  # another one has reached it meanwhile
+                    if not self._is_away():  # another episode has reached it meanwhile
                         continue
                     await self._sleep(backoff.next_s())
                     ended = await self._play_once(play)

@@ -1,4 +1,4 @@
-"""The worker's producer: idempotent, never giving up; a thread of its own takes every acknowledgement."""
+"""The worker's producer: idempotent, without a time limit; a separate thread handles acknowledgements."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ FULL_S = 0.05
 
 
 class RecordProducer:
-    """Sends records. `message.timeout.ms = 0`: an unreachable broker is waited for, and records stay in order.
+    """Sends records. `message.timeout.ms = 0`: it waits for an unreachable broker and keeps the order of records.
 
     Args:
         connection: The cluster.
         name: Client id.
-        watch: Of the thread that sends; counts `produce`.
+        watch: Stopwatch of the sending thread; counts `produce`.
     """
 
     def __init__(self, connection: Connection, name: str, watch: Stopwatch) -> None:
         self._producer = open_producer(connection, name, message_timeout_ms=0)
         self._watch = watch
         self._lost: deque[tuple[Outgoing, OnDelivery]] = deque()
-        """Records that are reported as delivered and may not be; the thread sends them again."""
+        """Records reported as delivered that may be lost; the thread sends them again."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="producer-poll", daemon=True)
         self._thread.start()
@@ -53,7 +53,7 @@ class RecordProducer:
             self._send_again()
 
     def post(self, record: Outgoing) -> Future[None]:
-        """Hand a record over; the future ends with its acknowledgement, or with KafkaRefused.
+        """Enqueue a record; the future ends with its acknowledgement or with KafkaRefused.
 
         Raises BufferError when librdkafka's queue is full.
         """
@@ -84,7 +84,7 @@ class RecordProducer:
         )
 
     def _send_again(self) -> None:
-        """Send records that may be lost: a second copy is dropped by its reader, a lost one is not found."""
+        """Send records that may be lost again: readers drop a second copy."""
         while self._lost:
             try:
                 self._produce(*self._lost[0])
@@ -93,9 +93,9 @@ class RecordProducer:
             self._lost.popleft()
 
     async def send(self, records: list[Outgoing]) -> list[tuple[Outgoing, KafkaRefused]]:
-        """Hand records over and wait until Kafka has answered for all; return those that it refused, and why.
+        """Send records and wait for Kafka's answer to each; return the refused records with the reasons.
 
-        Where the queue is full, room is waited for.
+        If the queue is full, waits for room.
         """
         acked: list[Future[None]] = []
         for record in records:
@@ -127,7 +127,7 @@ class RecordProducer:
         return left
 
     def close(self) -> None:
-        """Stop; what is not acknowledged by now is given up."""
+        """Stop; give up records that are not acknowledged yet."""
         self._stop.set()
         self._thread.join()
         self._producer.purge()

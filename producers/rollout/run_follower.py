@@ -1,4 +1,4 @@
-"""Follows the run while a worker plays: published weights, recipe revisions, and whether the run is over."""
+"""Follows the run for a worker: published weights, recipe revisions, and the end of the run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headrace.schemas.records import WeightsPublished
 log = structlog.get_logger()
 
 OFFSETS_A_VERSION = 3
-"""Its record, the mark of its transaction, and maybe a merged delta that ends in it."""
+"""Most offsets per version: its record, its transaction marker, and perhaps a merged delta that ends in it."""
 FOLLOWER_POLL_S = 0.1
 
 
 class RunFollower(threading.Thread):
-    """Reads `weights.<policy>` from the last 64 versions on, and `recipe`, in a thread of its own.
+    """Reads `weights.<policy>` (the last 64 versions and all newer ones) and `recipe` in a separate thread.
 
     Args:
         run: The run.
@@ -37,17 +37,17 @@ class RunFollower(threading.Thread):
     def __init__(self, run: Run, policies: tuple[str, ...], name: str) -> None:
         super().__init__(name="run-follower", daemon=True)
         self.published = {policy: PublishedWeights() for policy in policies}
-        """What each policy's weights topic announces."""
+        """Published weights by policy."""
         self.recipes: dict[int, Recipe] = dict(enumerate(run.revisions))
         """Every revision of the recipe."""
         self.plug_ins = run.plug_ins
-        """Sources of plug-ins that the run goes by; another mapping when a revision names others."""
+        """Source hashes of the run's plug-ins; replaced by a new mapping when a revision adds some."""
         self.ended = run.ended
         """Why the run is over; empty while it goes on."""
         self.error: BaseException | None = None
-        """What ended this thread, if it was not `stop`."""
+        """The error that ended this thread; None if `stop` ended it."""
         self.caught_up = threading.Event()
-        """Set when everything that was on the topics at the start has been read."""
+        """Set when all records that were on the topics at the start are read."""
         self._joined, self._name = run, name
         self._topics = {run.topics.weights(policy): policy for policy in policies}
         self._loader: WeightLoader | None = None
@@ -61,15 +61,17 @@ class RunFollower(threading.Thread):
         return self.recipes[max(self.recipes)]
 
     def find_stale(self, versions: Mapping[str, int]) -> str:
-        """Return which policy is served more than `max_staleness` behind its head; empty when none is."""
+        """Describe a policy served more than `max_staleness` versions behind its newest; empty if there is none."""
         for policy, published in self.published.items():
             limit = self.recipe.trainer_of(policy).max_staleness
             if published.head - versions[policy] > limit:
-                return f"{policy} is served at version {versions[policy]}, its head is {published.head}"
+                return (
+                    f"the worker serves {policy} at version {versions[policy]}; the newest version is {published.head}"
+                )
         return ""
 
     def files_of(self, policy: str) -> WeightsPublished | None:
-        """Return the newest record that names the policy's files; None while there is none."""
+        """Return the newest record that names the policy's files; None before the first one."""
         recent = self.published[policy].list_newest_first()
         named = next((record for record in recent if record.files), None)
         if named is None and recent:
@@ -79,18 +81,18 @@ class RunFollower(threading.Thread):
         return named
 
     def load_with(self, loader: WeightLoader) -> None:
-        """Have this thread load from now on what is published."""
+        """Let this thread load newly published weights from now on."""
         self._loader = loader
 
     def stop(self) -> None:
-        """End the thread; waiting for what it does now."""
+        """End the thread; wait for its current action."""
         self._over.set()
         self.join(timeout=1)
 
     # --------------------------------------------------------------------------------------------- the own thread
 
     def run(self) -> None:
-        """Read and load until `stop`; what cannot be lived with is left in `error`."""
+        """Read and load until `stop`; store a fatal error in `error`."""
         try:
             with TopicReader(self._joined.connection, self._find_positions(), self._name) as reader:
                 ends = reader.ends()
@@ -110,7 +112,7 @@ class RunFollower(threading.Thread):
         return {**positions, (self._joined.topics.recipe, 0): self._joined.recipe_end}
 
     def _find_begin(self, partition_id: PartitionId, end: int) -> int:
-        """Return where to begin: every record but an anchor's names the offset of its anchor."""
+        """Return the offset to begin at: every record except an anchor's names the offset of its anchor."""
         begin = max(0, end - OFFSETS_A_VERSION * RECENT_VERSIONS)
         for message in read_range(self._joined.connection, partition_id, begin, end):
             record = self._read(message)
@@ -119,7 +121,7 @@ class RunFollower(threading.Thread):
         return begin
 
     def fold_message(self, message: Message) -> None:
-        """Take in a record of the weights or recipe topics; one that cannot be read is logged.
+        """Take in a record of the weights or recipe topics; log an unreadable one.
 
         Raises UsageError for a revision of the recipe with keys that this build does not know.
         """
@@ -134,15 +136,15 @@ class RunFollower(threading.Thread):
         revision = read_revision(message)
         if revision is None or revision.run_id != self._joined.run_id:
             return
-        # Raised where a newer build wrote it: its tasks have to go to a worker that can read it.
+        # Raises if a newer build wrote the revision: its tasks must go to a worker that can read it.
         recipe = Recipe.from_json(revision.recipe)
-        self.recipes = {**self.recipes, revision.revision: recipe}  # other threads may be looking at the old one
+        self.recipes = {**self.recipes, revision.revision: recipe}  # other threads may be using the old mapping
         if revision.plug_ins.items() - self.plug_ins.items():
             self.plug_ins = {**self.plug_ins, **revision.plug_ins}
         if revision.ended and not self.ended:
             now = (
-                f"tasks that still come are played; this process ends when none has come for {OVER_AFTER_S:.0f} s, or "
-                f"for {AFTER_SESSION_S:.0f} s more than the cluster's session time-out where that is longer"
+                f"this worker still plays tasks that come; it ends after {OVER_AFTER_S:.0f} s without a task (or, if "
+                f"that is longer, {AFTER_SESSION_S:.0f} s more than the cluster's session time-out)"
             )
             log.info("run.ended", why=revision.ended)
             log.info("run.over", why=revision.ended, now=now)

@@ -1,4 +1,4 @@
-"""What runs beside a worker's episodes: follower, producer and heartbeat, and how the worker leaves in good order."""
+"""Runs beside a worker's episodes: follower, producer, heartbeat, and the worker's orderly exit."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ log = structlog.get_logger()
 RUNTIME_TURN_S = 0.1
 FLUSH_S = 1.5
 LEFT_S = 1.0
-"""How long episodes that were cancelled get to end."""
+"""Seconds that cancelled episodes get to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a worker is given beside its run."""
+    """Options of a worker, besides its run."""
 
     workflow: str
     name: str
@@ -59,7 +59,7 @@ class Options:
 
 
 class WorkerRuntime:
-    """The parts of one worker that live as long as it does. Belongs to the event loop."""
+    """The parts of one worker that live as long as the worker. Only the event loop may use it."""
 
     def __init__(self, run: Run, options: Options, policies: tuple[str, ...]) -> None:
         self.run, self.options, self.policies = run, options, policies
@@ -69,19 +69,19 @@ class WorkerRuntime:
         self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
         self.phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
         self.step = ""
-        """Step of the startup, before the first task."""
+        """Current step of the startup, before the first task."""
         self.loader: WeightLoader | None = None
-        """Has the engine; None before there is one."""
+        """Holds the engine; None before the engine is built."""
         self.intake: TaskIntake | None = None
         """None before the startup is over."""
         self._stall_watch = StallWatch()
         reporter = Reporter(run.run_id, options.name, options.workflow, options.region)
         self._status = StatusPosts(reporter, self.producer, run.topics.workers, self.pauses)
         self._plug_ins = run.plug_ins
-        """Sources that those which are loaded were compared with."""
+        """Source hashes with which the loaded plug-ins were compared."""
         self._threads = EpisodeThreads()
         self._leaving = ThreadPoolExecutor(2, thread_name_prefix="leaving")
-        """Episodes that block in their threads cannot keep the worker from leaving."""
+        """A separate pool, so that blocked threads of episodes cannot stop the worker's exit."""
 
     @property
     def engine(self) -> Engine | None:
@@ -89,7 +89,7 @@ class WorkerRuntime:
         return self.loader.engine if self.loader is not None else None
 
     async def supervise(self, work: Callable[[], Coroutine[None, None, None]], watchdog: Watchdog) -> None:
-        """Do `work` to its end, with all that runs beside it, then leave. Raises what cannot be waited out."""
+        """Run `work` to its end with all parts beside it, then leave the group. Raises fatal errors."""
         asyncio.get_running_loop().set_default_executor(self._threads)
         self.follower.start()
         topics = TopicWatch(self.run.connection, self._list_topics())
@@ -97,7 +97,7 @@ class WorkerRuntime:
         turns, working = asyncio.create_task(self._take_turns(watchdog, topics)), asyncio.create_task(work())
         ends: list[BaseException | None] = []
         await asyncio.wait({turns, working}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (working, turns):  # the beat goes on while the work is being left
+        for task in (working, turns):  # the heartbeat continues while the work ends
             task.cancel()
             ends += await asyncio.gather(task, return_exceptions=True)
         topics.stop()
@@ -117,7 +117,7 @@ class WorkerRuntime:
             raise error
 
     def set_loader(self, loader: WeightLoader) -> None:
-        """Take the loader, with the engine, which is closed at the end."""
+        """Take the loader with its engine, which is closed at the end."""
         self.loader = loader
 
     def note_step(self, step: str) -> None:
@@ -125,7 +125,7 @@ class WorkerRuntime:
         self.step = step
 
     async def flush(self) -> None:
-        """Wait for acknowledgements, for a while."""
+        """Wait for acknowledgements, within a time limit."""
         await self.call_apart(partial(self.producer.flush, FLUSH_S))
 
     async def call_apart(self, call: Callable[[], object]) -> None:
@@ -133,7 +133,7 @@ class WorkerRuntime:
         await asyncio.get_running_loop().run_in_executor(self._leaving, call)
 
     async def _end_what_is_left(self, errors: list[Exception]) -> None:
-        """End the process here when the interpreter would wait for ever, for an episode that cannot be cancelled."""
+        """End the process here if the interpreter would wait for ever for an episode that cannot be cancelled."""
         if self.intake is None:  # no episode ever began
             return
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -149,14 +149,14 @@ class WorkerRuntime:
     # ------------------------------------------------------------------------------------------------------- the turns
 
     def _list_topics(self) -> Iterator[str]:
-        """Yield what the worker reads and writes."""
+        """Yield the topics that the worker reads and writes."""
         names = self.run.topics
         yield from (names.recipe, names.workers, *self.options.list_task_topics(names))
         for policy in self.policies:
             yield from (names.weights(policy), names.trajectories(policy), names.eval_groups(policy))
 
     async def _take_turns(self, watchdog: Watchdog, topics: TopicWatch) -> None:
-        """Beat, notice the end of the run, report; raise what a thread or a task has died of, or a lost topic."""
+        """Send heartbeats and status, notice the run's end; raise a thread's or task's error, or for a lost topic."""
         loop = asyncio.get_running_loop()
         while True:
             watchdog.beat()
@@ -173,15 +173,15 @@ class WorkerRuntime:
             await asyncio.sleep(RUNTIME_TURN_S)
 
     def _watch_plug_ins(self) -> None:
-        """Raise OtherSource, or SourceChanged, when a revision goes by other plug-ins than those that are loaded."""
+        """Raise OtherSource or SourceChanged if a revision needs other plug-ins than the loaded ones."""
         if (sources := self.follower.plug_ins) is not self._plug_ins:
             self._plug_ins = sources
             check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
 
     def _watch_stall(self, now_s: float) -> None:
-        """Raise Stalled when tasks are open, wait for no server, and no token was made for too long.
+        """Raise Stalled if tasks are open, wait for no server, and no token was generated for too long.
 
-        New weights that cannot be fetched do not count as a wait: they hold no task up.
+        New weights that cannot be fetched do not count as a wait, because they block no task.
         """
         stats = self.engine.stats() if self.engine is not None else None
         may_wait = not self.tasks or self.pauses.has_to_hold_tasks or stats is None or bool(stats.trouble)

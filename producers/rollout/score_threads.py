@@ -1,9 +1,9 @@
-"""The threads in which environments score, so that the event loop never waits for one.
+"""The threads in which environments score, so that the event loop never waits for a score.
 
-A score that takes too long fails its episode, and its thread is given up: another one replaces it at once. Python
-code in it is interrupted. What hangs in a C extension stays behind in a daemon thread, and is counted. An extension
-that also keeps the interpreter to itself, as `re` does, stops every thread: then the process ends, with the stack of
-each of them, and its supervisor starts it again. So every wait ends.
+A score that takes too long fails its episode, and a new thread replaces its thread at once. Python code in the old
+thread is interrupted. Code that hangs in a C extension stays in a daemon thread, and is counted. An extension that
+holds the GIL, as `re` does, stops every thread: then the process ends, prints the stacks of all threads, and its
+supervisor starts it again. So every wait ends.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 MOST_STUCK = 64
-"""Threads that may be stuck at once; with more, no score is begun any more until one comes back."""
+"""Most threads that may be stuck at once; with more, no score starts until a thread returns."""
 BEAT_S = 1.0
 GRACE_S = 60.0
-"""The process ends when, while a score runs, the event loop gets no turn for its time limit and so long."""
+"""While a score runs, the process ends if the event loop gets no turn for the time limit plus these seconds."""
 STDERR = 2
 
 
 class ScoreTimeLimit(OutOfTime):
-    """The environment did not judge in time."""
+    """The environment did not score in time."""
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """One score under way."""
+    """One running score."""
 
     function: Callable[[], object]
     answer: asyncio.Future[Any]
@@ -50,17 +50,17 @@ class _Call:
 
 
 class ScoreThreads:
-    """A number of threads that score. All of it but the threads themselves belongs to the event loop.
+    """A pool of threads that score. Only the event loop may use it.
 
     Args:
-        scorer: Name of what scores, for messages.
-        count: Scores that run at once; the others wait, and their time limit has not begun yet.
+        scorer: Name of the environment or scorer, for messages.
+        count: How many scores run at once; the time limit of the others has not begun yet.
         limit_s: Seconds that a score may take.
     """
 
     def __init__(self, scorer: str, count: int, limit_s: float) -> None:
         self.stuck = 0
-        """Scores that were given up and have not come back."""
+        """Number of scores that were given up and have not returned."""
         self._scorer, self._limit_s = scorer, limit_s
         self._room = asyncio.Semaphore(count)
         self._idle: list[_ScoreThread] = []
@@ -68,20 +68,20 @@ class ScoreThreads:
         self._watching: asyncio.Task[None] | None = None
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Return what a function returns in one of the threads. Raises what it raises, and ScoreTimeLimit."""
+        """Run a function in one of the threads; return or raise its result. Raises ScoreTimeLimit."""
         await self._room.acquire()
         if self.stuck >= MOST_STUCK:
             self._room.release()
             raise ScoreTimeLimit(
                 f"{self.stuck} score calls of environment {self._scorer} still run after their time limit, so no "
-                "further one is started: give the scorer a time limit of its own"
+                "further call is started: give the scorer its own time limit"
             )
         loop = asyncio.get_running_loop()
         call = _Call(function, loop.create_future(), self._idle.pop() if self._idle else _ScoreThread())
         call.limit = loop.call_later(self._limit_s, self._give_up, call)
         self._running += 1
         if self._watching is None or self._watching.done():
-            self._put_off_end()  # here: once the call has begun, the event loop may never get a turn
+            self._put_off_end()  # before the call begins: then the event loop may never get a turn
             self._watching = asyncio.create_task(self._watch())
         call.thread.calls.put((call.function, lambda result, error: self._settle_soon(loop, call, result, error)))
         answer: T = await call.answer
@@ -90,12 +90,12 @@ class ScoreThreads:
     def _settle_soon(
         self, loop: asyncio.AbstractEventLoop, call: _Call, result: object, error: BaseException | None
     ) -> None:
-        """Hand an answer to the event loop; called in the call's thread."""
-        if call.given_up:  # here: a loop that is about to close takes the callback and never calls it
+        """Pass an answer to the event loop; runs in the call's thread."""
+        if call.given_up:  # checked here, because a closing loop accepts the callback and never calls it
             call.thread.end()
         try:
             loop.call_soon_threadsafe(self._settle, call, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: nobody waits for the answer
             call.thread.end()
 
     def _settle(self, call: _Call, result: object, error: BaseException | None) -> None:
@@ -115,7 +115,7 @@ class ScoreThreads:
             call.answer.set_exception(convert_to_exception(f"{self._scorer}.score", error))
 
     def _give_up(self, call: _Call) -> None:
-        """Fail a call, interrupt what of it is Python, and let another thread replace its own."""
+        """Fail a call, interrupt its Python code, and replace its thread."""
         call.given_up = True
         self.stuck += 1
         self._start_replacement_thread()
@@ -133,9 +133,9 @@ class ScoreThreads:
         faulthandler.dump_traceback_later(self._limit_s + GRACE_S, exit=True, file=STDERR)
 
     async def _watch(self) -> None:
-        """While scores run, put off the end that comes when the event loop gets no turn for too long.
+        """While scores run, keep putting off the process end that comes if the event loop gets no turn for too long.
 
-        When none runs any more, idle threads end.
+        When no score runs, idle threads end.
         """
         try:
             while self._running:
@@ -148,7 +148,7 @@ class ScoreThreads:
 
 
 class _ScoreThread(threading.Thread):
-    """One thread: takes calls until it is given None. A daemon, as nothing else ends one that is stuck."""
+    """One thread: takes calls until it gets None. A daemon, because a stuck thread cannot be ended otherwise."""
 
     def __init__(self) -> None:
         super().__init__(name="score", daemon=True)
@@ -173,15 +173,15 @@ class _ScoreThread(threading.Thread):
             finally:
                 with self._lock:
                     self._is_calling = False
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the answer gets it
+        except BaseException as error:  # noqa: BLE001 - passed to the one who waits for the answer
             return None, error
 
     def end(self) -> None:
-        """Take no further call."""
+        """Accept no further call."""
         self.calls.put(None)
 
     def interrupt(self) -> None:
-        """Raise ScoreTimeLimit in the call that runs; code in C extensions does not notice before it returns."""
+        """Raise ScoreTimeLimit in the running call; code in a C extension notices it only when it returns."""
         with self._lock:
             if self._is_calling and self.ident is not None:
                 raised = ctypes.py_object(ScoreTimeLimit)

@@ -1,9 +1,9 @@
-"""An environment as workflows get it: it scores in threads, each score within a time limit.
+"""Wraps an environment for workflows: it scores in threads, each score within a time limit.
 
-A workflow that calls `score` itself, instead of `envs.judging.score_answer`, keeps the event loop waiting. A score that
-computes or sleeps too long there, in Python or in a regular expression, is interrupted by a timer signal, and its
-episode fails. One that hangs inside a C extension cannot be interrupted by anything but the end of its process; the
-worker ends then (see `watchdog.py`), and the task is found by its start counts.
+A workflow that calls `score` itself, instead of `envs.judging.score_answer`, blocks the event loop. A timer signal
+interrupts a score that computes or sleeps too long, in Python or in a regular expression, and its episode fails. A
+score that hangs in another C extension can only be ended with its process; then the worker ends (see `watchdog.py`),
+and start counts find the task.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ log = structlog.get_logger()
 
 SCORING_REMEDY = "let the workflow write `await score_answer(env, problem, text)` (headrace.envs.judging)"
 HELD_S = 0.5
-"""A score that keeps the event loop waiting for longer is reported."""
+"""Seconds for which a score may block the event loop without a report."""
 
 
 class LimitedScoring:
-    """An environment whose `score` raises ScoreTimeLimit after `limit_s` seconds; all else is as it was.
+    """An environment whose `score` raises ScoreTimeLimit after `limit_s` seconds; all else is unchanged.
 
     Args:
-        environment: Scores.
+        environment: The environment to wrap.
         limit_s: Seconds that a score may take.
-        threads: Scores that run at once.
+        threads: How many scores run at once.
     """
 
     def __init__(self, environment: Environment, limit_s: float, threads: int = 1) -> None:
@@ -48,7 +48,7 @@ class LimitedScoring:
         self._limit_s = limit_s
         self._threads = ScoreThreads(environment.name, threads, limit_s)
         self._has_held = False
-        """Whether it was reported that the event loop waits for scores."""
+        """Whether blocking scores were already reported."""
 
     def size(self, split: Split) -> int | None:
         """See `Environment.size`."""
@@ -83,12 +83,12 @@ class LimitedScoring:
         return cast("Score", found)
 
     def __getattr__(self, name: str) -> Any:
-        """Leave whatever else a workflow wants to the environment."""
+        """Return any other attribute of the environment."""
         return getattr(self._environment, name)
 
 
 def _refuse_infinite(scorer: str, score: Any) -> None:
-    """Raise ValueError, naming scorer and value, for NaN and infinities: no mean could hold them."""
+    """Raise ValueError, which names scorer and value, for NaN and infinities: means could not include them."""
     numbers = {
         "the reward": score.reward,
         **{f"part {name!r}": part for name, part in getattr(score, "parts", {}).items()},
@@ -100,9 +100,9 @@ def _refuse_infinite(scorer: str, score: Any) -> None:
 
 @contextmanager
 def limit_time(limit_s: float, scorer: str) -> Iterator[None]:
-    """Raise ScoreTimeLimit in the block after so many seconds; only the main thread can be limited, others run on.
+    """Raise ScoreTimeLimit in the block after `limit_s` seconds, in the main thread; other threads have no limit.
 
-    Another timer that is running, for instance a test runner's, is set again afterwards.
+    Another running timer, for instance a test runner's, is restored afterwards.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

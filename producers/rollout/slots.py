@@ -1,4 +1,4 @@
-"""Slots for episodes: how many a worker runs at once."""
+"""Slots for the episodes that a worker runs at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class Slots:
-    """Counts slots that are taken; safe to use from several threads."""
+    """Counts taken slots; safe to use from several threads."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -14,10 +14,10 @@ class Slots:
         self._lock = threading.Lock()
 
     def reserve(self, n: int) -> Reservation | None:
-        """Take slots for n episodes; None when too few are free.
+        """Take slots for n episodes; return None if too few are free.
 
-        A task that asks for more than half of all slots gets what is free once that is half of them: waiting for the
-        last of many episodes would leave nearly all slots idle.
+        A task that asks for more than half of all slots gets the free slots as soon as half of all slots are free: to
+        wait for the last of many episodes would leave nearly all slots idle.
         """
         with self._lock:
             free = self.total - self.taken
@@ -36,9 +36,9 @@ class Reservation:
     """Slots of one task, given back one by one as its last episodes end.
 
     Args:
-        slots: Those of the worker.
+        slots: Slots of the worker.
         episodes: Number of the task's episodes.
-        size: Number of slots: so many of the episodes run at once.
+        size: Number of slots, so that this many episodes run at once.
     """
 
     def __init__(self, slots: Slots, episodes: int, size: int) -> None:
@@ -46,11 +46,11 @@ class Reservation:
         self._slots, self._left, self._held = slots, episodes, size
 
     def note_ended(self) -> None:
-        """Count an episode that has ended, and give its slot back unless another one of the task needs it."""
+        """Count an ended episode, and give its slot back unless another episode of the task needs it."""
         self._shrink(self._left - 1)
 
     def close(self) -> None:
-        """Give back what is left."""
+        """Give back the remaining slots."""
         self._shrink(0)
 
     def _shrink(self, left: int) -> None:

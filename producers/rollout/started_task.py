@@ -1,4 +1,4 @@
-"""What passes between the intake's thread and the event loop: a task whose start is committed."""
+"""The object that the intake's thread passes to the event loop: a task whose start is committed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headrace.producers.rollout.slots import Reservation
 from headrace.schemas.records import Task
 
 TaskVerdict = Literal["play", "run_end", "poison", "dead"]
-"""What is to be done with a task; all but `play` conclude it at once."""
+"""How to treat a task; every verdict except `play` concludes it at once."""
 
 NotAdmitted = Literal["run_end", "unknown_revision", "no_slots"]
-"""`run_end`: it is to be concluded unplayed. `unknown_revision`: its revision was not read yet, and perhaps never will
-be. `no_slots`: too few slots are free for it."""
+"""`run_end`: conclude the task without playing it. `unknown_revision`: its revision is not read yet, and may never
+come. `no_slots`: too few slots are free for it."""
 
 NOT_REFUSED = Refusal("", "")
-"""Refusal of a task that is played: none."""
+"""The empty refusal of a task that is played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class StartedTask:
     task: Task | None
     verdict: TaskVerdict
     refusal: Refusal = NOT_REFUSED
-    """Why it is not played."""
+    """Why the task is not played."""
     reservation: Reservation | None = None
     ownership: int = 0
-    """Number of the intake's ownership that it was started in; in a later one its offset may be another run's task."""
+    """Number of the ownership in which it was started; in a later ownership its offset may be another run's task."""
 
     def release_slots(self) -> None:
         """Free the slots of the episodes that have not ended."""
@@ -43,10 +43,10 @@ class StartedTask:
 
 
 class Gate(Protocol):
-    """Decides, in the intake's thread, what may start."""
+    """Decides, in the intake's thread, which tasks may start."""
 
     def admit(self, task: Task) -> Reservation | NotAdmitted | None:
-        """Return slots for the task's episodes, why it has none, or None: no task of its topic may start now."""
+        """Return slots for the task's episodes, or why it gets none, or None if no task of its topic may start now."""
 
     def is_written(self, revision: int) -> bool:
-        """Return whether the recipe topic has a revision, which was not read yet then; True while nobody answers."""
+        """Return whether the recipe topic has a revision that this worker has not read; True while Kafka is away."""

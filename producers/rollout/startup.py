@@ -1,4 +1,4 @@
-"""What a worker needs before its first task: every policy's files, an engine, and weights in it."""
+"""Prepares a worker for its first task: the policies' files, an engine, and weights in the engine."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerStartup:
-    """Makes the context in which tasks are played.
+    """Builds the rollout context in which tasks are played.
 
-    `on_loader` is called as soon as there is an engine, which the caller closes, with what loads weights into it;
-    `on_step` gets what comes next, for the worker's status.
+    `on_loader` gets the weight loader as soon as the engine is built; the caller closes the engine. `on_step` gets the
+    next step, for the worker's status.
     """
 
     run: Run
@@ -49,7 +49,7 @@ class WorkerStartup:
     on_step: Callable[[str], None]
 
     async def prepare(self, folder: Path, stop: threading.Event) -> tuple[RolloutContext, WeightLoader] | None:
-        """Wait for version 0 of every policy, or a later one; None when `stop` is set before."""
+        """Wait for version 0 or later of every policy, and build the context; return None if `stop` is set first."""
         folders = {policy: folder / policy for policy in self.policies}
         self._begin("reads which versions are published")
         for policy in self.policies:
@@ -87,13 +87,13 @@ class WorkerStartup:
         self.on_step(what)
 
     def _find_awaited(self, engine: Engine) -> str:
-        """Return which weights the engine lacks; empty when it has some of every policy."""
+        """Return the policies without weights in the engine; empty if every policy has some."""
         missing = [policy for policy in self.policies if policy not in engine.versions()]
         wanted = ", ".join(f"{policy} version {self.follower.published[policy].head}" for policy in missing)
         return f"takes the weights of {wanted}" if wanted else ""
 
     async def _fetch_files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
-        """Fetch a policy's files; False when `stop` is set before they are there."""
+        """Fetch a policy's files; return False if `stop` is set before they are published."""
         what = f"files of {policy}"
         while not stop.is_set():
             if not self.follower.caught_up.is_set():

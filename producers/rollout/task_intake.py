@@ -1,8 +1,9 @@
-"""A worker's membership in the group of its workflow: which partitions are ours, read, committed.
+"""A worker's membership in the consumer group of its workflow: it reads and commits the assigned partitions.
 
-One thread owns the consumer, the ledgers and the queue; nobody else touches them. Other threads leave acknowledged
-tasks in `done` and get tasks and revocations by two callbacks. It never stops polling, so the membership lives while
-episodes run; tasks that cannot start yet wait in the queue, and a partition with many of them is paused.
+One thread owns the consumer, the ledgers and the queue; no other thread touches them. Other threads report finished
+tasks by `report_done`, and get tasks and revocations by two callbacks. The thread never stops polling, so the worker
+stays a member while episodes run. Tasks that cannot start yet wait in the queue, and a partition with many waiting
+tasks is paused.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ COMMIT_EVERY_S = 0.15
 INTAKE_PATIENCE_S = 30.0
 LEAVE_S = 2.0
 REVOKE_S = 10.0
-"""How long the last commit of partitions may take: at the end, and after losing them. The broker may be dead."""
+"""Most seconds for the last commit of partitions, at the end or after losing them, as the broker may be dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Who an intake is."""
+    """Identity and topics of an intake."""
 
     connection: Connection
     name: str
@@ -63,10 +64,10 @@ class TaskIntake(threading.Thread):
     """The poll thread.
 
     Args:
-        member: Who it is.
-        gate: What may start.
+        member: Its identity and topics.
+        gate: Decides which tasks may start.
         on_start: Called with every started task, in this thread.
-        on_revoke: Called with partitions that are ours no more, after their commit; their episodes are to be cancelled.
+        on_revoke: Called with lost partitions after their commit; it must cancel their episodes.
         pauses: Where waits are reported.
     """
 
@@ -81,18 +82,18 @@ class TaskIntake(threading.Thread):
         super().__init__(name="task-intake", daemon=True)
         self.watch = Stopwatch()
         self.error: BaseException | None = None
-        """What ended this thread, if it was not `stop`."""
+        """The error that ended this thread; None if `stop` ended it."""
         self.owned = OwnedPartitions(member.run_id)
         self.queue = TaskQueue(self.owned, gate, member.topics)
         self._member, self._pauses = member, pauses
         self._on_start, self._after_revoke = on_start, on_revoke
         self._starting: list[StartedTask] = []
-        """Started, and not handed over: their starts are not committed yet."""
+        """Tasks whose start is not committed yet, so they are not handed over."""
         self._done: deque[StartedTask] = deque()
         self._commit_due = 0.0
         self._in_good_order = True
         self._drains, self._over = threading.Event(), threading.Event()
-        # The default assignor, uniform, evens out the sum over all topics: two workers would get one topic each.
+        # The default assignor, uniform, balances the sum over all topics: two workers would get one topic each.
         self._consumer: Consumer = open_consumer(
             member.connection, member.name, member.group, group_remote_assignor="range"
         )
@@ -113,7 +114,7 @@ class TaskIntake(threading.Thread):
         self._drains.set()
 
     def stop(self, *, in_good_order: bool = True) -> None:
-        """Commit, leave the group, end the thread; without good order the tasks that run keep their starts."""
+        """Commit, leave the group, end the thread. If not in good order, the starts of running tasks stay counted."""
         self._in_good_order = in_good_order
         self._over.set()
         self.join(LEAVE_S)
@@ -128,7 +129,7 @@ class TaskIntake(threading.Thread):
             while not self._over.is_set():
                 self.turn()
             self._take_done()
-            if self._leave(self.owned, LEAVE_S):  # else a commit still hangs in it: the end of the process is its end
+            if self._leave(self.owned, LEAVE_S):  # else a commit hangs in the consumer until the process ends
                 self._consumer.close()
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
@@ -136,11 +137,11 @@ class TaskIntake(threading.Thread):
     def turn(self) -> None:
         """Take one turn.
 
-        1. poll: records; rebalances happen in here, and partitions that are new are restored.
-        2. done: acknowledged tasks go into the ledgers.
-        3. start: what the gate lets through; a task that one more death makes poison runs alone.
-        4. commit: starts before they run, ends every 150 ms.
-        5. hand over: what was started.
+        1. poll: read records; rebalances happen here, and new partitions are restored.
+        2. done: mark acknowledged tasks in the ledgers.
+        3. start: start tasks that the gate admits; a task that one more death would make poison runs alone.
+        4. commit: new starts before they run, ends every 150 ms.
+        5. hand over: pass on the started tasks.
         """
         self._poll()  # 1
         self._take_done()  # 2
@@ -152,7 +153,7 @@ class TaskIntake(threading.Thread):
     # ------------------------------------------------------------------------------------------------- rebalances
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Own: ledgers are restored, and give where reading begins. The group's offset may be that of another run."""
+        """Restore the ledgers; they give the offset to read from, as the group's offset may be of another run."""
         positions = self._restore(partitions) if partitions else []
         consumer.incremental_assign(positions)
         consumer.resume(partitions)  # we may have paused them in an earlier ownership
@@ -160,20 +161,20 @@ class TaskIntake(threading.Thread):
             log.info("partitions.assigned", partitions=_name_partitions(_partitions_of(partitions)))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit what is done, blame no open task for its start, and forget."""
+        """Commit done tasks, take back the starts of open tasks, and forget the partitions."""
         self._take_done()
         partition_ids = _partitions_of(partitions)
         self._leave((partition_id for partition_id in partition_ids if partition_id in self.owned), REVOKE_S)
         self._forget(consumer, partition_ids)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget: it is too late for a commit."""
+        """Forget the partitions: it is too late for a commit."""
         self._forget(consumer, _partitions_of(partitions))
 
     def _leave(self, partition_ids: Iterable[PartitionId], within_s: float) -> bool:
-        """Commit for the last time; return whether the consumer has answered, which waits for a dead broker for ever.
+        """Commit for the last time; return whether the consumer answered in time (it waits for ever for a dead broker).
 
-        The commit is a thread's, which touches nothing of ours.
+        The commit runs in a separate thread, which touches no other state.
         """
         leaving = list(partition_ids)
         if self._in_good_order:
@@ -185,7 +186,7 @@ class TaskIntake(threading.Thread):
                 self._commit_offsets(offsets)
             except KafkaException as error:
                 lost.append(error.args[0].str())
-            except RuntimeError as error:  # the consumer was closed meanwhile: nobody waits for this commit any more
+            except RuntimeError as error:  # the consumer was closed meanwhile, so nobody waits for this commit
                 lost.append(str(error))
 
         offsets = [TopicPartition(*partition_id) for partition_id in self.owned.list_commits(leaving)]
@@ -211,7 +212,7 @@ class TaskIntake(threading.Thread):
         self._after_revoke(partition_ids)
 
     def _restore(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Restore the ledgers; return where each partition is to be read from."""
+        """Restore the ledgers; return the offset to read each partition from."""
         asked = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         found: list[TopicPartition] = call_patiently(
             lambda: refuse_errors(self._consumer.committed(asked, timeout=10)),
@@ -260,7 +261,7 @@ class TaskIntake(threading.Thread):
             self._consumer.resume([TopicPartition(*partition_id)])
 
     def _commit(self) -> bool:
-        """Commit what has changed and is due; False when that has to be tried again."""
+        """Commit the due changes; return False if the commit must be tried again."""
         dirty = self.owned.list_changed()
         if not dirty or not (self._starting or time.monotonic() >= self._commit_due):
             return not self._starting

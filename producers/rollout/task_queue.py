@@ -1,4 +1,4 @@
-"""Tasks that were received and not started, and which of them may start now."""
+"""Received tasks that have not started, and the decision which of them may start now."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from headrace.schemas.records import Task
 log = structlog.get_logger()
 
 MOST_WAITING, FEW_WAITING = 64, 16
-"""Tasks of one partition that wait here: it is full at the first number, and read again at the second."""
+"""Waiting tasks of one partition: at the first number it is paused, at the second it is resumed."""
 REVISION_PATIENCE_S = 30.0
-"""A task may be read before the revision of the recipe that it names; one that names none holds nobody up."""
+"""Seconds to wait for a task's recipe revision, which may come after the task, or not exist at all."""
 
 
 def read_task(value: bytes, run_id: str) -> Task:
-    """Return the task of a message. Raises MessageRefused for one that cannot be played."""
+    """Return the task of a message. Raises MessageRefused for a task that cannot be played."""
     task = decode_own(value, Task, run_id, lambda task: f"the task is of run id {task.run_id}; expected {run_id}")
     longest = max(len(task.stream), len(task.task_id), len(task.tier))
     if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
@@ -42,35 +42,35 @@ def read_task(value: bytes, run_id: str) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTask:
-    """A task that was received and not started. `task` is None for a dead letter."""
+    """A received task that has not started. `task` is None for a dead letter."""
 
     message: Message
     task: Task | None
     refusal: Refusal
-    """Why there is no task; PLAYED where there is one."""
+    """Why there is no task; NOT_REFUSED if there is one."""
     since_s: float
     """When it was received, by the intake's clock."""
 
     @property
     def partition_id(self) -> PartitionId:
-        """Its partition."""
+        """Partition of the task."""
         return self.message.topic, self.message.partition
 
     def as_started(
         self, verdict: TaskVerdict, refusal: Refusal = NOT_REFUSED, reservation: Reservation | None = None
     ) -> StartedTask:
-        """Return it as started; one that is dead has no task."""
+        """Return the task as a started task; a dead letter has no task."""
         task = self.task if verdict != "dead" else None
         return StartedTask(self.partition_id, self.message, task, verdict, refusal, reservation)
 
 
 class TaskQueue:
-    """Without I/O; its clock is the caller's.
+    """The queue of waiting tasks, without I/O; the caller gives the time.
 
     Args:
-        owned: The partitions that tasks come from, and what was started of them.
-        gate: Has slots for a task, or none.
-        topics: All that tasks come from.
+        owned: The owned partitions with their started tasks.
+        gate: Decides whether a task may start.
+        topics: The topics of tasks.
     """
 
     def __init__(self, owned: OwnedPartitions, gate: Gate, topics: Collection[str]) -> None:
@@ -83,8 +83,8 @@ class TaskQueue:
         return len(self._waiting)
 
     def add(self, task: WaitingTask) -> bool:
-        """Queue a task; True when its partition has become full by it, and is to be paused."""
-        # Dead letters first, then as they came: the issuer's clock does not decide when a task starts.
+        """Queue a task; return True if its partition is now full and must be paused."""
+        # Dead letters first, then in order of arrival, not by the feeder's clock.
         insort(self._waiting, task, key=lambda waiting: waiting.task is not None)
         self._counts[task.partition_id] += 1
         if self._counts[task.partition_id] < MOST_WAITING or task.partition_id in self._full:
@@ -93,24 +93,23 @@ class TaskQueue:
         return True
 
     def remove(self, partition_ids: Collection[PartitionId]) -> None:
-        """Forget the tasks of partitions that are ours no more."""
+        """Forget the tasks of lost partitions."""
         self._waiting = [task for task in self._waiting if task.partition_id not in partition_ids]
         for partition_id in partition_ids:
             self._counts.pop(partition_id, None)
             self._full.discard(partition_id)
 
     def take_drained(self) -> list[PartitionId]:
-        """Return, once, the partitions that were full and are to be read again."""
+        """Return, once, the paused partitions that must be resumed."""
         found = [partition_id for partition_id in self._full if self._counts[partition_id] <= FEW_WAITING]
         self._full.difference_update(found)
         return found
 
     def start(self, now_s: float) -> list[StartedTask]:
-        """Start what may, in the order in which it came.
+        """Start the tasks that may start, in order of arrival.
 
-        Where one task may not start, later ones of its topic do not overtake it. One that waits for slots, or has to
-        run alone, is not overtaken by any: smaller ones would take each slot that becomes free, and it would wait for
-        ever.
+        If a task may not start, later tasks of its topic do not overtake it. No task at all overtakes a task that waits
+        for slots or must run alone: otherwise smaller tasks would take every free slot, and it would wait for ever.
         """
         found: list[StartedTask] = []
         left: list[WaitingTask] = []
@@ -127,7 +126,7 @@ class TaskQueue:
         return found
 
     def _judge(self, waiting: WaitingTask, refused: set[str], now_s: float) -> StartedTask | None:
-        """Return what is to be done with a task; None when it has to wait."""
+        """Decide on a task; return None if it has to wait."""
         partition_id, offset, task = waiting.partition_id, waiting.message.offset, waiting.task
         if task is None:
             return waiting.as_started("dead", waiting.refusal)
@@ -155,8 +154,10 @@ class TaskQueue:
     ) -> StartedTask | None:
         if verdict == "run_end":
             return waiting.as_started("run_end", Refusal("run_end", "the run was over before it began"))
-        # A worker that is slow to read a revision must not kill its tasks: another may have it, and play them.
+        # A worker that reads a revision late must not conclude its tasks: another worker may have it and play them.
         if now_s - waiting.since_s < REVISION_PATIENCE_S or self._gate.is_written(task.revision):
             return None
-        detail = f"{REVISION_PATIENCE_S:.0f} s after the task came there is no revision {task.revision} of the recipe"
+        detail = (
+            f"the task needs revision {task.revision} of the recipe, which did not come in {REVISION_PATIENCE_S:.0f} s"
+        )
         return waiting.as_started("dead", Refusal(verdict, detail))

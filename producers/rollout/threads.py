@@ -1,4 +1,4 @@
-"""The threads that episodes may block in, with an account of those that never came back."""
+"""The threads for blocking calls of episodes; it counts calls that never return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_THREADS = 64
 
 
 class EpisodeThreads(ThreadPoolExecutor):
-    """The event loop's executor, behind `asyncio.to_thread`: a call that blocks for ever cannot be cancelled."""
+    """The event loop's executor, used by `asyncio.to_thread`: a call that blocks for ever cannot be cancelled."""
 
     def __init__(self) -> None:
         super().__init__(MOST_THREADS, thread_name_prefix="episode")
@@ -25,5 +25,5 @@ class EpisodeThreads(ThreadPoolExecutor):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the interpreter would wait for a call at its end."""
+        """Whether the interpreter's exit would wait for a running call."""
         return any(call.running() for call in self._calls.copy())

@@ -1,4 +1,4 @@
-"""Exact weight versions for evaluations: held beside the served ones while tasks need them, few at a time."""
+"""Holds exact weight versions in the engine while evaluation tasks need them, a few at a time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 HELD_VERSIONS = 2
-"""Versions of one policy held at once; further evaluations wait."""
+"""Most versions of one policy held at once; further evaluations wait."""
 
 
 class VersionHolds:
-    """Counts who needs which version. Policies are taken in one order, so no two tasks wait for each other.
+    """Counts the tasks that need each version. All tasks take policies in the same order, so no deadlock is possible.
 
     Args:
         hold: Blocking; makes a version available or raises VersionGone. Called in a thread.
         release: Blocking; undoes one hold.
-        most: Versions of one policy at once.
+        most: Most versions of one policy at once.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class VersionHolds:
 
     @asynccontextmanager
     async def hold(self, versions: Mapping[str, int]) -> AsyncIterator[None]:
-        """Have these versions in the block. Raises VersionGone when one cannot be had."""
+        """Hold these versions during the block. Raises VersionGone if a version cannot be fetched."""
         async with AsyncExitStack() as stack:
             for policy, version in sorted(versions.items()):
                 await stack.enter_async_context(self._hold_one(policy, version))
@@ -46,7 +46,7 @@ class VersionHolds:
             try:
                 await asyncio.shield(holding)
             except asyncio.CancelledError:
-                # The thread goes on; what it holds in the end is let go then.
+                # The thread goes on; its hold is released when it ends.
                 holding.add_done_callback(lambda done: self._undo(done, policy, version))
                 raise
             try:

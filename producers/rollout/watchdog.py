@@ -1,7 +1,7 @@
-"""Finds a stalled worker, so that it can end: its event loop is blocked, or it makes no token.
+"""Ends a stalled worker: one whose event loop is blocked, or that generates no token.
 
-The supervisor starts the process again. The starts of the tasks that ran then count, so the one that stops every worker
-is found as one that kills every worker is.
+The supervisor starts the process again. The starts of its running tasks stay counted, so a task that stalls every
+worker is found in the same way as a task that kills every worker.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = structlog.get_logger()
 
 WATCHDOG_TURN_S = 1.0
 BLOCKED_LIMIT_S = 60.0
-"""The event loop may be blocked for so long: a score inside a C extension may never return."""
+"""Most seconds for which the event loop may be blocked, for instance by a score in a C extension."""
 LEAST_STALL_S = 60.0
 SILENT_S = 15.0
-"""After so long without a token the status tells where episodes wait."""
+"""Seconds without a token after which the worker's status says where episodes wait."""
 LONGEST_STEP_S = 5.0
-"""A longer time between two looks counts as this much: the process was suspended."""
+"""A longer time between two looks counts as this many seconds, because the process was suspended."""
 EXIT_CODE = 70
 
 
@@ -37,31 +37,31 @@ def _end() -> None:
 
 
 class Stalled(HeadraceError):
-    """The worker holds tasks and makes nothing of them; it has to end."""
+    """The worker has open tasks but makes no progress; it has to end."""
 
 
 def compute_stall_limit_s(episode_limit_s: float) -> float:
-    """Return how long a worker that holds tasks may make no token: twice the time that an episode may take."""
+    """Return for how many seconds a worker with open tasks may generate no token: twice the episode limit."""
     return max(2 * episode_limit_s, LEAST_STALL_S)
 
 
 class StallWatch:
-    """Counts the seconds in which a worker that holds tasks made nothing of them. Its clock is the caller's."""
+    """Counts the seconds for which a worker with open tasks made no progress. The caller gives the time."""
 
     def __init__(self) -> None:
         self.found = ""
-        """Why the worker has to end; empty while it need not."""
+        """Why the worker has to end; empty while it may go on."""
         self._made: object = None
         self._looked_s = 0.0
         self._silent_s = 0.0
 
     def silent_s(self, now_s: float, made: object, *, may_wait: bool) -> float:
-        """Return for how long nothing was made.
+        """Return the seconds without progress.
 
         Args:
             now_s: Of a monotonic clock.
-            made: Changes whenever something is made.
-            may_wait: Whether there is nothing to do, or an unreachable server is waited for.
+            made: A value that changes with all progress.
+            may_wait: Whether there is nothing to do, or the worker waits for an unreachable server.
         """
         step_s, self._looked_s = min(now_s - self._looked_s, LONGEST_STEP_S), now_s
         self._silent_s = 0.0 if may_wait or made != self._made else self._silent_s + step_s
@@ -69,22 +69,24 @@ class StallWatch:
         return self._silent_s
 
     def describe_silence(self) -> str:
-        """Return where episodes wait that have made nothing for a while; empty before that."""
+        """Return where silent episodes wait; empty while there is progress."""
         if self._silent_s < SILENT_S:
             return ""
         return f"no token for {self._silent_s:.0f} s; most episodes wait at {find_common_wait()}"
 
     def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
-        """Raise Stalled when nothing was made for too long."""
+        """Raise Stalled after too long a time without progress."""
         if silent_s >= compute_stall_limit_s(episode_limit_s):
             self.found = f"no token for {silent_s:.0f} s with {open_tasks} tasks open: this process ends"
             faulthandler.dump_traceback()
-            log.error("worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be why")
+            log.error(
+                "worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be the cause"
+            )
             raise Stalled(self.found)
 
 
 class Watchdog(threading.Thread):
-    """Counts its own seconds since the last beat, so a suspended process is not taken for a stalled one."""
+    """Ends the process when beats stop. It counts seconds itself, so that a suspended process is not ended."""
 
     def __init__(
         self, limit_s: float = BLOCKED_LIMIT_S, turn_s: float = WATCHDOG_TURN_S, end: Callable[[], None] = _end
@@ -101,7 +103,7 @@ class Watchdog(threading.Thread):
         self.stop()
 
     def beat(self) -> None:
-        """Report that the loop goes round."""
+        """Report that the event loop runs."""
         self._beaten.set()
 
     def stop(self) -> None:

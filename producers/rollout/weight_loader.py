@@ -1,7 +1,7 @@
-"""Loads published weights into the engine: the newest versions, and exact ones for evaluations.
+"""Loads published weights into the engine: the newest versions, and exact versions for evaluations.
 
-A wrong or missing object is never served: the last good version stays, `pauses` has the reason, and every further turn
-tries again, the newest version first, then older ones that are still newer than what is served.
+A wrong or missing object is never served: the last good version stays, `pauses` holds the reason, and every further
+turn tries again, first the newest version, then older versions that are still newer than the served one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ log = structlog.get_logger()
 EVENT_POLL_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 EVENT_PATIENCE_S = 20.0
-"""How long an evaluation's version may be unheard of; the task can be quicker than the event."""
+"""Seconds to wait for the record of an evaluation's version, because the task may come before it."""
 
 
 class WeightLoader:
-    """One thread, the follower's, calls `load_newest`; any thread may call the rest.
+    """The loader. Only the follower's thread calls `load_newest`; any thread may call the other methods.
 
     Args:
-        engine: The weights go there.
-        published: The versions of every policy, by its name, as they are published.
-        objects: Where weights are fetched.
+        engine: The engine to load into.
+        published: Published versions by policy.
+        objects: The store from which weights are fetched.
         pauses: Where waits are reported.
     """
 
@@ -49,10 +49,10 @@ class WeightLoader:
     ) -> None:
         self.engine = engine
         self.taken: dict[str, TakenWeights] = {}
-        """Cost of the newest version that was loaded, by policy."""
+        """Cost of the newest loaded version, by policy."""
         self._published, self._objects, self._pauses = published, objects, pauses
         self._epochs: dict[str, int] = {}
-        """Epoch of the version that is served, by policy: no delta leads from one epoch to another."""
+        """Epoch of the served version, by policy: no delta leads from one epoch to another."""
         self._weights = {policy: PolicyWeights(objects) for policy in published}
         self._retry_at: defaultdict[str, float] = defaultdict(float)
         self._backoffs: defaultdict[str, Backoff] = defaultdict(lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
@@ -61,7 +61,7 @@ class WeightLoader:
     # ------------------------------------------------------------------------------------------------ newest versions
 
     def load_newest(self) -> None:
-        """Load, of every policy, the newest version that can be had and is newer than the one that is served."""
+        """Load for every policy the newest available version, if it is newer than the served one."""
         for policy, published in self._published.items():
             served = self.engine.versions().get(policy, -1)
             waiting = published.find_newer(served, self._epochs.get(policy, 0))
@@ -69,7 +69,7 @@ class WeightLoader:
                 self._load_first_good(policy, waiting)
 
     def _load_first_good(self, policy: str, records: list[WeightsPublished]) -> None:
-        """Load the newest that can be had; when that is not the newest of all, report why and try again later."""
+        """Load the newest available version; if it is not the newest of all, report why and try again later."""
         what, newest = f"weights of {policy}", records[0]
         refused: set[ClaimCheck] = set()
         for record in records:
@@ -104,9 +104,9 @@ class WeightLoader:
     # ------------------------------------------------------------------------------------------------- exact versions
 
     def hold(self, policy: str, version: int) -> None:
-        """Make the engine hold exactly this version, fetched if it is not served; waits for the store and for servers.
+        """Make the engine hold exactly this version, fetched if not served; wait for the store and for servers.
 
-        Raises VersionGone when it cannot be had.
+        Raises VersionGone if the version can no longer be fetched.
         """
         while True:
             try:
@@ -126,7 +126,7 @@ class WeightLoader:
             self.engine.hold(policy, version)
         except VersionGone:
             record = self._wait_for_record(policy, version)
-            with self._fetching:  # the groups of an evaluation come all at once, and one fetch serves them
+            with self._fetching:  # all tasks of an evaluation come at once, and one fetch serves all
                 try:
                     self.engine.hold(policy, version)
                 except VersionGone:
@@ -138,7 +138,7 @@ class WeightLoader:
             self.engine.release(policy, version)
 
     def stop(self) -> None:
-        """Wait for nothing any more; the engine may be closed then."""
+        """End all waits, so that the engine can be closed."""
         self._over.set()
 
     def _wait_for_record(self, policy: str, version: int) -> WeightsPublished:
@@ -150,7 +150,7 @@ class WeightLoader:
         if found is None:
             raise VersionGone(
                 f"{policy} version {version} cannot be evaluated: it is older than the {RECENT_VERSIONS} versions that "
-                f"a worker keeps, or its record has not come in {EVENT_PATIENCE_S:g} s. If evaluations come too late, "
+                f"a worker keeps, or its record did not come in {EVENT_PATIENCE_S:g} s. If evaluations come too late, "
                 "raise evaluate.every or run more workers"
             )
         return found
@@ -171,7 +171,7 @@ class WeightLoader:
                     ) from error
             except (StoreError, WeightsError, BadWeights) as error:
                 self._pauses.end("object store")
-                raise VersionGone(f"{policy} version {version} cannot be had any more: {error}") from error
+                raise VersionGone(f"{policy} version {version} can no longer be fetched: {error}") from error
             else:
                 self._pauses.end("object store")
                 return

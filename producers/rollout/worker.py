@@ -1,8 +1,8 @@
-"""The rollout worker: tasks in, trajectory groups out, following the weights (`headrace rollout`).
+"""The rollout worker, `headrace rollout`: turns tasks into trajectory groups with the newest weights.
 
-Five threads meet here. The event loop, in the main thread, plays episodes; the task intake owns the consumer; the
-follower reads weights and recipe; the producer's thread takes acknowledgements; the engine computes. None calls into
-another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue, the rest is read as it is.
+A worker has five threads. The event loop, in the main thread, plays episodes; the task intake owns the consumer; the
+follower reads weights and recipe; the producer's thread handles acknowledgements; the engine computes. No thread
+changes another's state: tasks come by `call_soon_threadsafe`, acknowledged tasks go by a queue.
 
 From here to generation: `main`, `WorkerRuntime.supervise` (runtime.py), `RolloutWorker.serve_tasks`,
 `Concluder.play_and_deliver` (conclusions.py), `play_group` and `play_episode` (episodes.py), the workflow,
@@ -50,11 +50,11 @@ log = structlog.get_logger()
 
 WORKER_TURN_S = 0.1
 DRAIN_S = 2.0
-"""How long running episodes get to end when the worker is stopped."""
+"""Seconds that running episodes get to end when the worker is stopped."""
 
 
 class RolloutWorker:
-    """Plays the tasks of a workflow; what runs beside its episodes is its `runtime`."""
+    """Plays the tasks of a workflow; its `runtime` has the parts that run beside the episodes."""
 
     def __init__(self, run: Run, options: Options, spec: WorkflowSpec) -> None:
         self.run, self.options = run, options
@@ -62,7 +62,7 @@ class RolloutWorker:
         self._spec = spec
 
     async def serve_tasks(self, stop: threading.Event) -> None:
-        """Get ready, and conclude every task that the intake starts, until `stop` is set."""
+        """Prepare, then conclude every task that the intake starts, until `stop` is set."""
         runtime, loop = self.runtime, asyncio.get_running_loop()
         runtime.phase = "waiting"
         session_s = await asyncio.to_thread(fetch_session_timeout_s, self.run.connection)
@@ -88,7 +88,7 @@ class RolloutWorker:
         await self._roll(intake, session_s, stop)
 
     async def _roll(self, intake: TaskIntake, session_s: float, stop: threading.Event) -> None:
-        """Let tasks come until `stop` is set, then drain: what is still open is cancelled, and its start taken back."""
+        """Accept tasks until `stop` is set, then drain: cancel open tasks and take back their starts."""
         runtime, in_good_order = self.runtime, False
         runtime.phase = "rolling"
         intake.start()
@@ -156,7 +156,7 @@ class RolloutWorker:
 
 
 def fetch_group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int]:
-    """Return how many partitions each topic has that groups go to. Raises TopicDiffers where the run has others."""
+    """Return the number of partitions of each topic for groups. Raises TopicDiffers if the run has another number."""
     topics = [choose_topic(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
     for topic in topics:
         require_partitions(run.connection, topic, run.partitions)
@@ -164,7 +164,7 @@ def fetch_group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int
 
 
 def choose_workflow(recipe: Recipe, asked: str | None) -> str:
-    """Return the workflow to play: the one asked for, or the only one. Raises UsageError that lists them."""
+    """Return the requested or only workflow. Raises UsageError, which lists the workflows."""
     names = ", ".join(recipe.workflows)
     if asked is None and len(recipe.workflows) > 1:
         raise UsageError(f"the recipe has several workflows; name one with --workflow: {names}")
@@ -174,7 +174,7 @@ def choose_workflow(recipe: Recipe, asked: str | None) -> str:
 
 
 def build(run: Run, workflow: str | None, name: str, region: str, concurrency: int | None) -> RolloutWorker:
-    """Make a worker for a run, nothing running yet. Raises UsageError for what cannot be played."""
+    """Build a worker without starting it. Raises UsageError if it cannot play the workflow."""
     chosen = choose_workflow(run.recipe, workflow)
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")

@@ -143,7 +143,7 @@ def test_the_context_cuts_a_generation_and_refuses_a_prompt_alone(engine: Served
     prompt = (PROMPT * CONTEXT)[: CONTEXT - 3]
     [cut] = run(engine.generate("solver", prompt, LONG, seed=0))
     assert len(cut.ids) <= 3
-    for ids, why in ((prompt + PROMPT, "leaves no room"), ([10**6], "outside the model's vocabulary")):
+    for ids, why in ((prompt + PROMPT, "leaves no room"), ([10**6], "ids of the model's vocabulary")):
         with pytest.raises(EngineError, match=why):
             run(engine.generate("solver", ids, LONG, seed=0))
 

@@ -103,7 +103,7 @@ def test_what_one_packed_sequence_says_changes_no_bit_of_the_others() -> None:
         pytest.param(
             "lfm2", {"layer_types": ["conv", "full_attention"]}, "does not support: conv", marks=pytest.mark.numerics
         ),
-        pytest.param("nemotron", {}, "when it is packed after another", marks=pytest.mark.numerics),
+        pytest.param("nemotron", {}, "when another sequence is packed before it", marks=pytest.mark.numerics),
         ("doge", {}, "a mask of its own"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_model_that_is_deaf_to_the_packing_or_to_its_window_is_refused(monkeyp
         return without
 
     monkeypatch.setattr(type(windowed.model.layers[0].self_attn), "forward", deaf("packing"))
-    with pytest.raises(PackingError, match="when it is packed after another"):
+    with pytest.raises(PackingError, match="when another sequence is packed before it"):
         enable_packing(windowed)
     monkeypatch.undo()
     for layer in windowed.model.layers:

@@ -233,7 +233,7 @@ def test_an_order_that_makes_an_algorithm_wrong_is_refused() -> None:
     for first, second, why in (
         ("replay_latest", "max_staleness", "put the replay last"),
         ("replay_uniform", f"{__name__}:Drawing", "put the replay last"),
-        ("replay_uniform", "replay_latest", "take one of them"),
+        ("replay_uniform", "replay_latest", "keep one of the two"),
         ("validate", "failures", "whether failed episodes count must be known"),
         ("drop_zero_variance", "failures", "must be known before"),
         ("overlong", "validate", "what is malformed must be known"),

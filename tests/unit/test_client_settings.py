@@ -53,11 +53,11 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
 @pytest.mark.parametrize(
     ("client", "says"),
     [
-        ({"sasl.mechnism": "PLAIN"}, "sasl.mechnism is no setting of librdkafka"),
+        ({"sasl.mechnism": "PLAIN"}, "sasl.mechnism is not a librdkafka setting"),
         ({"socket.timeout.ms": "soon"}, "socket.timeout.ms does not take the value"),
-        ({"error_cb": "print"}, "error_cb is no setting of librdkafka"),
-        ({"logger": "print"}, "logger is no setting of librdkafka"),
-        ({"default.topic.config": "x"}, r"default\.topic\.config is no setting of librdkafka"),
+        ({"error_cb": "print"}, "error_cb is not a librdkafka setting"),
+        ({"logger": "print"}, "logger is not a librdkafka setting"),
+        ({"default.topic.config": "x"}, r"default\.topic\.config is not a librdkafka setting"),
         ({"message.max.bytes": "1000.0"}, r"message\.max\.bytes must be 1000000 or more"),
         (
             {"isolation.level": "read_uncommitted"},

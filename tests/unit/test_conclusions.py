@@ -222,7 +222,7 @@ def test_a_record_that_kafka_refuses_is_sent_again_and_its_task_is_not_blamed(mo
     assert (
         waits[1]
         == waits[2]
-        == f"delivery: topic r.trajectories.p refuses a record of {size}, which is sent again: {why}"
+        == f"delivery: topic r.trajectories.p refuses a record of {size}, and the worker sends it again: {why}"
     )
 
 

@@ -455,9 +455,9 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], word
         (
             "rows.json",
             b'[{"problem": "p"}]',
-            r"rows\.json:1: expected an object .* got list.*one JSON object a line.*jq",
+            r"rows\.json:1: expected an object .* got list.*one JSON object per line.*jq",
         ),
-        ("rows.json", b'[\n{"problem": "p"}\n]', r"rows\.json:1: not JSON.*one JSON object a line"),
+        ("rows.json", b'[\n{"problem": "p"}\n]', r"rows\.json:1: not JSON.*one JSON object per line"),
         ("rows.jsonl", '{"problem": "p"}'.encode("utf-16"), r"rows\.jsonl:1: not UTF-8.*UTF-16.*iconv"),
         ("rows.jsonl", '{"problem": "café"}'.encode("latin1"), r"rows\.jsonl:1: not UTF-8.*iconv -f LATIN1"),
         ("rows.jsonl", b"\x1f\x8b\x08", r"rows\.jsonl:1: not UTF-8.*compressed.*\.jsonl\.gz"),

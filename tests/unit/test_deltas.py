@@ -272,7 +272,7 @@ def test_deltas_that_are_no_chain_are_not_merged(pair: tuple[Weights, Weights]) 
     assert both.base_hash == both.weights_hash
     # `a` was undone; `b` stands whole, and nothing says what it was before.
     assert [(head.name, bool(head.blocks)) for head in both.tensors] == [("b", False)]
-    with pytest.raises(WeightsError, match="they are no chain"):
+    with pytest.raises(WeightsError, match="they do not form a chain"):
         merge_deltas([there, there])
     with pytest.raises(WeightsError, match="nothing to merge"):
         merge_deltas([])
@@ -354,5 +354,5 @@ def test_deltas_that_disagree_on_a_tensor_are_not_merged_whatever_their_hashes_s
         read_delta(encode_delta(one, changed(one, 0.1, np.random.default_rng(0)), Label(), hashes=pair))
         for one, pair in zip(sets, ((hashes[0], hashes[1]), (hashes[1], hashes[2])), strict=True)
     ]
-    with pytest.raises(WeightsError, match="not the same dtype and shape"):
+    with pytest.raises(WeightsError, match="different dtypes or shapes"):
         merge_deltas(deltas)

@@ -29,7 +29,7 @@ RENAMED = (
 def test_an_old_name_is_the_new_one_and_warns(module: str, old: str, new: str) -> None:
     found = importlib.import_module(module)
 
-    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is called {new} now"):
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is deprecated: use {new}"):
         assert getattr(found, old) is getattr(found, new)
 
 
@@ -43,12 +43,12 @@ def test_an_old_name_of_a_method_or_a_field_works_and_warns() -> None:
     candidate = Candidate.of(TrajectoryGroup(trajectories=(Trajectory(),)))
     tokens = TrainedTokens(torch.zeros(1), torch.ones(1), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
 
-    with pytest.warns(DeprecationWarning, match="shaped is called with_shaped_rewards now"):
+    with pytest.warns(DeprecationWarning, match="shaped is deprecated: use Candidate.with_shaped_rewards"):
         assert candidate.shaped([0.5]) == candidate.with_shaped_rewards([0.5])
-    with pytest.warns(DeprecationWarning, match="behaviour is called behaviour_logprobs now"):
+    with pytest.warns(DeprecationWarning, match="behaviour is deprecated: use TrainedTokens.behaviour_logprobs"):
         assert tokens.behaviour is tokens.behaviour_logprobs
     [compared] = iterate_comparisons([RewardedSequence(0, "", 1.0)], "task", "trajectory")
-    with pytest.warns(DeprecationWarning, match="members is called sequences now"):
+    with pytest.warns(DeprecationWarning, match="members is deprecated: use ComparedValues.sequences"):
         assert compared.members is compared.sequences
-    with pytest.warns(DeprecationWarning, match="behaviour is called behaviour_logprobs now"):
+    with pytest.warns(DeprecationWarning, match="behaviour is deprecated: use TrainedTokens.behaviour_logprobs"):
         assert replace(tokens, behaviour=torch.zeros(1)).behaviour_logprobs.tolist() == [0.0]  # type: ignore[call-arg]

@@ -228,7 +228,7 @@ def test_a_deadline_that_has_passed_ends_a_request_as_cancelled(engine: Engine, 
 
 def test_a_request_that_cannot_run_is_refused_alone(engine: Engine) -> None:
     wrong = [
-        ([1, 99], LONG, "token id 99 at position 1 is outside"),
+        ([1, 99], LONG, "token id 99 at position 1 is not among"),
         ([-1], LONG, "token id -1"),
         ([], LONG, "non-empty"),
         (PROMPT, Sampling(top_p=0.0, max_tokens=8), "top_p"),

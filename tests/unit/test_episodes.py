@@ -341,7 +341,7 @@ def test_a_payload_that_holds_no_problem_is_told_before_any_episode_begins() -> 
 def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
     for returned, said in (
         (None, "TypeError: a workflow must return a mapping of role to RoleTrajectory; got NoneType None"),
-        ({"solver": Score(1)}, "TypeError: what the workflow returns for solver must be a RoleTrajectory; got Score"),
+        ({"solver": Score(1)}, "TypeError: the workflow must return a RoleTrajectory for solver; got Score"),
         ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of solver must be finite, got [inf]"),
         ({"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))}, "ValueError: the rewards of solver must"),
         ({"solver": RoleTrajectory(1, (), {"x": np.nan})}, "ValueError: the parts of the reward of solver must be"),

@@ -198,7 +198,7 @@ def test_a_torn_object_and_weights_that_do_not_fit_are_refused() -> None:
     assert scene.turn() == [0]
     scene.publish(3, weights=None)
     assert scene.turn() == [0]
-    assert scene.follower.find_stale({"p": 0}) == "p is served at version 0, its head is 3"
+    assert scene.follower.find_stale({"p": 0}) == "the worker serves p at version 0; the newest version is 3"
     assert scene.follower.find_stale({"p": 2}) == ""
 
 
@@ -296,6 +296,6 @@ def test_revisions_come_into_force_and_the_end_is_seen_and_taken_back() -> None:
         scene.take("r.recipe", codec.encode(replace(revision, ended="steps")))
     assert scene.follower.ended == "steps"
     [over] = [one for one in said if one["event"] == "run.over"]
-    assert "this process ends when none has come for 20 s" in over["now"]
+    assert "it ends after 20 s without a task" in over["now"]
     scene.take("r.recipe", codec.encode(replace(revision, revision=2)))
     assert scene.follower.ended == ""

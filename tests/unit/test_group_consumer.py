@@ -40,7 +40,7 @@ def test_a_partition_that_was_just_assigned_needs_not_be_gone_back_in(monkeypatc
     client = Client(KafkaError._STATE)
     member(monkeypatch, client).rewind()
     assert [(one.topic, one.partition) for one in client.paused] == [("in", 0)]
-    with pytest.raises(KafkaRefused, match=r"going back to in\[0\]@5"):
+    with pytest.raises(KafkaRefused, match=r"seeking to in\[0\]@5"):
         member(monkeypatch, Client(KafkaError.TOPIC_AUTHORIZATION_FAILED)).rewind()
 
 

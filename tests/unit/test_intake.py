@@ -77,7 +77,9 @@ def test_a_run_of_which_every_group_is_refused_ends_before_its_first_version() -
     for _ in range(15):
         with pytest.raises(MessageRefused, match="needs a baseline"):
             take(intake, 0.0, 1.0)
-    with pytest.raises(UsageError, match=r"each of the first 16 groups was refused\. The newest: .*needs a baseline"):
+    with pytest.raises(
+        UsageError, match=r"each of the first 16 groups was refused\. The last error: .*needs a baseline"
+    ):
         take(intake, 0.0, 1.0)
 
 

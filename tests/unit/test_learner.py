@@ -275,7 +275,7 @@ def test_a_model_that_cannot_be_packed_is_padded_and_says_so() -> None:
     with structlog.testing.capture_logs() as logs:
         one = Learner(model, SETTINGS)
     assert [entry["event"] for entry in logs] == ["learner.pads"]
-    assert "uses attention code of its own (eager)" in logs[0]["reason"]
+    assert "has its own attention code (eager)" in logs[0]["reason"]
     assert one.step(batch(1), 1)["optimizer_steps"] == 3
 
 
@@ -371,7 +371,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
 
 
 def test_bytes_that_are_no_checkpoint_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
         decode_checkpoint(encode_safetensors(learner().snapshot_weights()))
     with pytest.raises(WeightsError):
         decode_checkpoint(b"".join(encode_checkpoint(learner().trained.copy()))[:-1])

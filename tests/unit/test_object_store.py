@@ -145,7 +145,7 @@ def test_a_refusal_becomes_the_error_that_says_what_to_do() -> None:
     ("status", "code", "words"),
     [
         (403, "RequestTimeTooSkewed", "the clocks of this machine and of the store differ: set them"),
-        (301, "PermanentRedirect", r"elsewhere: correct store\.region and store\.endpoint"),
+        (301, "PermanentRedirect", r"at another endpoint: correct store\.region and store\.endpoint"),
         (400, "AuthorizationHeaderMalformed", r"correct store\.region"),
         (403, "InvalidObjectState", "archive class"),
         (400, "MissingContentMD5", "without object lock"),

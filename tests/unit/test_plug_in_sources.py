@@ -180,7 +180,7 @@ def test_a_process_that_loaded_a_source_before_it_was_changed_to_the_runs_is_beg
     file.write_text("a = 2\n")
     told = {"its_edited": hash_of("its_edited")}
 
-    with pytest.raises(SourceChanged, match="That one is on disk now: start this process again"):
+    with pytest.raises(SourceChanged, match="The disk now has the run's source: start this process again"):
         check_sources(told, ["its_edited:Mine"])
 
     assert SourceChanged.exit_code == os.EX_TEMPFAIL, "the supervisor counts it as no death"

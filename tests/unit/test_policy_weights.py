@@ -207,7 +207,7 @@ def test_a_damaged_delta_is_refused_and_the_next_anchor_heals(damage: Callable[[
     damage(scene)
     with pytest.raises(BadWeights, match=r"delta of version 4: .*the next anchor"):
         scene.bring(4)
-    with pytest.raises(BadWeights, match=r"no published objects lead|the next anchor"):
+    with pytest.raises(BadWeights, match=r"no published deltas lead|the next anchor"):
         scene.bring(5)
     assert scene.held.bring(scene.events.values(), scene.events["delta-2-3"])["w"].data == weights(3)["w"].data
     scene.anchor(6)

@@ -204,7 +204,7 @@ def test_doctor_asks_of_a_recipe_what_up_asks_of_its_folder(tmp_path: Path, monk
     )
     assert "maybe: policies.solver.path: there is no folder /not/there" in begun
     assert "maybe: policies.solver.path" not in new
-    said = f"TMPDIR is {tmp_path / 'no'}, which is no folder: set it to a folder that can be, or unset it"
+    said = f"TMPDIR is {tmp_path / 'no'}, which is not a folder: set it to a writable folder, or unset it"
     assert said in new
     assert [one.detail for one in look_at_machine() if one.what == "temporary folder"] == [said]
 
@@ -293,7 +293,7 @@ def write_int8(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text('{"quantization_config": {}}'), "is quantised"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter beside its model"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is not there"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors does not exist"),
         (break_weights, "the weights cannot be read: .*model.safetensors"),
         (write_int8, r"BF16, F16, F32 or F64 to be trained, but 1 in .* such as w.weight \(I8\)"),
     ],

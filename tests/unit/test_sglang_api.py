@@ -62,14 +62,17 @@ def test_an_answer_aborted_before_its_first_token_is_empty() -> None:
 @pytest.mark.parametrize(
     ("meta", "why"),
     [
-        ({"output_token_logprobs": [[-0.5, 7, None]]}, "3 tokens and the log-probabilities of 1"),
-        ({"output_token_logprobs": [[-0.5, 1, None], [-1.0, 8, None], [-0.25, 9, None]]}, "of 3, but not of these"),
+        ({"output_token_logprobs": [[-0.5, 7, None]]}, "3 tokens, but log-probabilities of 1"),
+        (
+            {"output_token_logprobs": [[-0.5, 1, None], [-1.0, 8, None], [-0.25, 9, None]]},
+            "but log-probabilities of 3 other tokens",
+        ),
         ({"output_token_logprobs": None}, "of 0"),
         ({"weight_versions": None}, "use SGLang 0.5.19 or newer"),
-        ({"weight_versions": [{"version": "3", "start": 0, "end": 2}]}, "3 tokens and the versions of 2"),
+        ({"weight_versions": [{"version": "3", "start": 0, "end": 2}]}, "3 tokens, but the versions of 2"),
         (
             {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},
-            "'default', which is no version of this run: another process loads",
+            "'default', but this run has no such version: another process loads",
         ),
     ],
 )

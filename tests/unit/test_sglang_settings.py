@@ -35,7 +35,7 @@ def refusal(engine: str, *words: str) -> str:
         ("servers=0", "servers must be 1 or more; it is 0"),
         ('arguments="--tp 2"', "arguments must be a list of strings"),
         ('urls=["host:30000"]', "must be http://HOST:PORT or https://HOST:PORT; got 'host:30000'"),
-        ('evaluation_urls=["http://h:1"]', "evaluation_urls need urls too"),
+        ('evaluation_urls=["http://h:1"]', "evaluation_urls has no effect without urls"),
         ("evaluation_servers=0", "set evaluation_servers (with urls: evaluation_urls), or set evaluate.every = 0"),
         ('python="/no/python"', "there is no program '/no/python'"),
         (HERE, "SGLang is not installed in the environment of"),
@@ -48,12 +48,12 @@ def test_what_cannot_be_is_refused_by_its_key(engine: str, why: str) -> None:
 def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
     servers = 'urls=["http://h:1"],evaluation_urls=["http://h:2"]'
     experts, lora = "rollout.record_routing=true", "policies.solver.lora.rank=2"
-    assert "does not record experts beside adapters, as of policy solver" in refusal(servers, experts, lora)
+    assert "cannot record experts for adapters, as policy solver has" in refusal(servers, experts, lora)
     recipe = load_recipe("arithmetic", ['rollout.engine={use="vllm",urls=["http://h:1"]}', experts])
     with pytest.raises(UsageError, match="engine vllm does not record which experts"):
         check_engine(recipe)
     assert 'can only serve whole models: set publish = "merged"' in refusal(servers, lora)
-    assert "a server belongs to one worker, but `up` would start 2: launch.workers is 2" in refusal(
+    assert "a server given by URL serves only one worker, but `up` would start 2: launch.workers is 2" in refusal(
         servers, "launch.workers=2"
     )
     recipe = load_recipe("arithmetic", [f'rollout.engine={{use="sglang",{servers}}}'])

@@ -297,10 +297,10 @@ def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(tmp_pat
     for text, told in (
         (
             "steps = 4\n[[curate.chain]]\nuse = 'validate'\n",
-            "must hold a chain and nothing else.*it also has steps, take that out$",
+            "must hold a chain and nothing else.*it also has steps: remove that$",
         ),
-        ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"it also has curate\.more, take that out$"),
-        ("chain = ['validate']\nsteps = 4\n", "it also has steps, take that out$"),
+        ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"it also has curate\.more: remove that$"),
+        ("chain = ['validate']\nsteps = 4\n", "it also has steps: remove that$"),
         ("curate = 3\n", "it has no chain$"),
         ("", "it has no chain$"),
     ):

@@ -133,7 +133,9 @@ def test_a_selector_chooses_among_the_tiers_that_the_recipe_asks_and_each_has_it
 def test_what_an_environment_or_a_selector_cannot_give_is_said() -> None:
     with pytest.raises(UsageError, match=r"evaluate.problems is 128.*at most 2"):
         source().list_held_out(128)
-    with pytest.raises(EnvironmentFailed, match=r"'sums' of workflow math gave no problem 1 of held_out: RuntimeError"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"'sums' of workflow math failed to build problem 1 of split held_out: RuntimeError"
+    ):
         source().list_held_out(2)
     with pytest.raises(UsageError, match="name each selector only once"):
         load_selectors([Named(use="greso"), Named(use="greso")], 1)
@@ -149,7 +151,9 @@ def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest
         raise ConnectionRefusedError("the data set's server")
 
     monkeypatch.setattr(Sums, "problem", away)
-    with pytest.raises(Unavailable, match=r"gave no problem 1 of train: ConnectionRefusedError: the data set's server"):
+    with pytest.raises(
+        Unavailable, match=r"failed to build problem 1 of split train: ConnectionRefusedError: the data set's server"
+    ):
         source().draw()
 
 
@@ -187,7 +191,10 @@ def test_a_training_problem_that_cannot_be_built_is_passed_over_and_told_once() 
     assert [(one["event"], one["log_level"], one["workflow"], one["index"]) for one in told] == [
         ("problem.skipped", "warning", "math", index) for index in (1, 2)
     ]
-    assert told[0]["why"] == "environment 'sums' of workflow math gave no problem 1 of train: LookupError: no such row"
+    assert (
+        told[0]["why"]
+        == "environment 'sums' of workflow math failed to build problem 1 of split train: LookupError: no such row"
+    )
     assert "PayloadError: problem '2' cannot be written as JSON" in told[1]["why"]
     assert logs[0]["why"].endswith(" in problem")
     with pytest.raises(EnvironmentFailed, match="no such row"):
@@ -206,7 +213,7 @@ def test_a_problem_whose_own_server_is_gone_is_passed_over_and_an_outage_passes_
 
 
 def test_a_held_out_problem_that_is_no_json_is_refused_at_the_start() -> None:
-    with pytest.raises(EnvironmentFailed, match=r"problem 2 of held_out: PayloadError: .*cannot be written as JSON"):
+    with pytest.raises(EnvironmentFailed, match=r"problem 2 of split held_out: PayloadError: .*be written as JSON"):
         torn(bad=(), unplain=(2,), size=4).list_held_out(3)
 
 
@@ -229,9 +236,13 @@ def test_a_source_goes_on_behind_the_problems_that_it_passed_over() -> None:
 
 def test_eight_training_problems_in_a_row_that_cannot_be_built_end_the_feeder_and_one_ends_a_trial() -> None:
     assert torn(bad=tuple(range(MOST_UNBUILT - 1)), size=20).draw().index == MOST_UNBUILT - 1
-    with pytest.raises(EnvironmentFailed, match=r"gave no problem 7 of .*; 8 problems in a row could not be built"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"failed to build problem 7 of split .*; 8 problems in a row could not be built"
+    ):
         torn(bad=tuple(range(MOST_UNBUILT)), size=20).draw()
-    with pytest.raises(EnvironmentFailed, match=r"gave no problem 0 of .*: no such row at \S+ in problem$"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"failed to build problem 0 of split .*: no such row at \S+ in problem$"
+    ):
         torn(bad=(0,)).draw(is_strict=True)
 
 

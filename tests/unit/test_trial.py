@@ -196,7 +196,7 @@ def test_an_error_outside_of_episodes_is_shown_from_the_users_first_line_on(own:
     with pytest.raises(OwnCodeFailed) as raised:
         tried(own, "workflows.sums.env.fault=problem", tasks=2)
     said = str(raised.value).splitlines()
-    assert "gave no problem 1 of train: LookupError: no such question" in said[0]
+    assert "failed to build problem 1 of split train: LookupError: no such question" in said[0]
     assert said[1] == "Traceback (most recent call last):"
     assert said[2].endswith("in problem")
 

@@ -71,17 +71,17 @@ def test_a_file_system_without_locks_is_named_with_the_remedy(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
-        pytest.raises(UsageError, match=f"{tmp_path}: this file system has no locks") as refused,
+        pytest.raises(UsageError, match=f"{tmp_path}: this file system does not support flock") as refused,
         DataFolder(tmp_path).hold(UP),
     ):
         pass
     assert "Errno" not in str(refused.value)
     with (
-        pytest.raises(UsageError, match=f"cannot make {tmp_path}/out: this file system has no locks"),
+        pytest.raises(UsageError, match=f"cannot make {tmp_path}/out: this file system does not support flock"),
         write_new_folder(tmp_path / "out"),
     ):
         pass
-    assert [finding.what for finding in examine() if "has no locks" in finding.detail] == ["file locks"]
+    assert [finding.what for finding in examine() if "does not support flock" in finding.detail] == ["file locks"]
 
 
 def test_doctor_goes_on_where_the_folder_that_it_runs_in_is_gone(

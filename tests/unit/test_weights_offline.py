@@ -166,7 +166,7 @@ def test_large_weights_are_several_files_and_an_index_that_transformers_tools_re
     monkeypatch.setattr(folders, "SHARD_BYTES", 1000)
 
     (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(WeightsError, match="is not there"):
+    with pytest.raises(WeightsError, match="does not exist"):
         open_weights(folder)
     write_weights({"t9": named["t0"]}, tmp_path, "")
     (tmp_path / SINGLE).rename(folder / "model-00002-of-00003.safetensors")

@@ -45,7 +45,9 @@ def test_a_worked_example_may_have_arguments_for_the_chat_template() -> None:
 def test_what_is_no_worked_example_is_refused_before_anything_starts() -> None:
     with pytest.raises(UsageError, match=r"must return a\s+WorkedExample, got tuple"):
         first(("2+3?", "5"))
-    with pytest.raises(UsageError, match=r"the first of its environment cannot be had: LookupError: no such row at "):
+    with pytest.raises(
+        UsageError, match=r"its environment failed to build the first one: LookupError: no such row at "
+    ):
         first(LookupError("no such row"))
     with pytest.raises(TypeError, match=r"WorkedExample\.completion must be a string, got "):
         WorkedExample("2+3?", cast("Any", 5))

@@ -1,10 +1,10 @@
-"""From training sequences to optimizer minibatches and packed, or padded, micro-batches.
+"""Cuts training sequences into optimizer minibatches, and these into packed or padded micro-batches.
 
-Everything here is a pure function of (sequences, settings, seed, version), so that a version can be re-trained from its
-lineage: no torch, no clock, and no random generator whose stream may change between releases.
+Everything here is a pure function of (sequences, settings, seed, version), so a version can be re-trained from its
+lineage. It uses no torch, no clock, and no random generator whose stream may change between releases.
 
-Here alone predictions are shifted: the logits at position t-1 predict token t, so a micro-batch lists, for
-each trained token, the flat position of its *predecessor* in its ids and everything else at the token itself.
+Only this module shifts predictions: the logits at position t-1 predict token t. So a micro-batch lists, for each
+trained token, the flat position of its *predecessor*, but all other values at the token itself.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class BatchError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One sequence of T tokens with all that the loss needs. Raises BatchError when its parts do not agree."""
+    """One sequence of T tokens with all data for the loss. Raises BatchError if its parts do not agree."""
 
     ids: Int32s
     """int32[T]"""
     mask: Bools
     """bool[T], True where the policy being trained generated the token; the first token has no prediction."""
     behaviour_logprobs: Float32s
-    """float32[T], as the engine reported them at `temperature`; 0 where not generated."""
+    """float32[T], as the engine reported them at `temperature`; 0 on tokens that were not generated."""
     versions: Int32s
-    """int32[T], the weight version that generated the token; -1 where not generated."""
+    """int32[T], the weight version that generated the token; -1 on tokens that were not generated."""
     advantage: float | Float32s
-    """One for all tokens, or float32[T]."""
+    """One advantage for all tokens, or float32[T]."""
     temperature: float | Float32s
     """Temperature of the log-probabilities: one for all tokens, or float32[T]."""
     group: int = 0
     """Index of its group in the batch; sequences of one group are never split over minibatches."""
     routing: Experts | None = None
-    """uint8 or uint16 [n, layers, experts per token]: where the engine sent its first n <= T tokens."""
+    """uint8 or uint16 [n, layers, experts per token]: experts of the first n <= T tokens in the engine."""
 
     def __post_init__(self) -> None:
         shapes = {array.shape for array in (self.ids, self.mask, self.behaviour_logprobs, self.versions)}
@@ -90,32 +90,32 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward and backward pass over S sequences: the inputs and, flat, the N trained tokens."""
+    """One forward and backward pass over S sequences: the inputs, and flat arrays of the N trained tokens."""
 
     ids: Int64s
     """Packed: int64[1, T], one sequence after the other. Padded: int64[S, width], with 0 on the right, to which no
-    earlier token attends. The last token of a sequence predicts nothing that is trained, so it is not an input."""
+    earlier token attends. The last token of a sequence predicts no trained token, so it is not an input."""
     positions: Int64s
-    """int64[N], where in the flattened outputs each token is predicted."""
+    """int64[N], the position in the flattened outputs that predicts each token."""
     targets: Int64s
     """int64[N], token t."""
     behaviour_logprobs: Float32s
-    """float32[N], its log-probability when it was sampled."""
+    """float32[N], the log-probability of each token when it was sampled."""
     advantages: Float32s
     """float32[N]"""
     temperatures: Float32s
     """float32[N]"""
     versions: Int32s
-    """int32[N], the version that generated it."""
+    """int32[N], the version that generated each token."""
     sequences: Int64s
-    """int64[N], which sequence of the micro-batch it is of, 0..S-1, non-decreasing."""
+    """int64[N], the sequence of each token within the micro-batch, 0..S-1, non-decreasing."""
     inputs: Int64s
-    """int64[I], where in the flattened ids the tokens are that are not padding."""
+    """int64[I], the positions in the flattened ids that are not padding."""
     lengths: tuple[int, ...] = ()
     """Inputs of each packed sequence, T in all; empty when padded."""
     routing: npt.NDArray[np.int16] | None = None
-    """int16[ids.size, layers, experts per token]: the experts of each flattened input, -1 where none are known; None
-    where none are for any."""
+    """int16[ids.size, layers, experts per token]: the experts of each flattened input, -1 for unknown ones; None if
+    all are unknown."""
 
     @property
     def position_ids(self) -> Int64s:
@@ -130,7 +130,7 @@ class Minibatch:
     """The micro-batches of one optimizer step."""
 
     sequences: int
-    """All of its groups, those without a trained token too."""
+    """Number of sequences in its groups, also those without a trained token."""
     micro_batches: tuple[MicroBatch, ...]
 
 
@@ -146,7 +146,7 @@ def cut_minibatches(
     """Cut a batch into at most `count` optimizer steps of whole groups, each cut into micro-batches.
 
     The groups' order comes from a hash of (seed, version, group). Sequences without a trained token cost no forward
-    pass; a step that would have none is left out. Raises BatchError when no token at all is left to train on.
+    pass; a step without trained tokens is left out. Raises BatchError if the batch has no token to train on.
     """
     trained = [sequence for sequence in sequences if sequence.mask.any()]
     if not trained:
@@ -167,7 +167,7 @@ def cut_minibatches(
 def cut_micro_batches(
     sequences: Sequence[TrainingSequence], token_budget: int, *, packed: bool = False
 ) -> list[list[TrainingSequence]]:
-    """Longest first, as many sequences at a time as fit into `token_budget` tokens, padding included; at least one."""
+    """Cut sequences, longest first, into micro-batches of at most `token_budget` tokens with padding, or of one."""
     if token_budget < 1:
         raise BatchError(f"the token budget of a micro-batch must be at least 1, got {token_budget}")
     cuts: list[list[TrainingSequence]] = []
@@ -183,14 +183,14 @@ def cut_micro_batches(
 
 
 def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Lay sequences end to end into one row; attention must not cross from one to the other."""
+    """Put sequences end to end into one row; attention must not cross between sequences."""
     lengths = [_count_inputs(sequence) for sequence in sequences]
     ids = np.concatenate([sequence.ids[:length] for sequence, length in zip(sequences, lengths, strict=True)])
     return _line_up(sequences, ids[None].astype(np.int64), np.cumsum([0, *lengths[:-1]], dtype=np.int64), lengths)
 
 
 def pad(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Lay every sequence into a row of its own, as wide as the longest."""
+    """Put every sequence into its own row, as wide as the longest."""
     lengths = [_count_inputs(sequence) for sequence in sequences]
     ids = np.zeros((len(sequences), max(lengths)), np.int64)
     for row, sequence, length in zip(ids, sequences, lengths, strict=True):
@@ -203,7 +203,7 @@ def _count_inputs(sequence: TrainingSequence) -> int:
 
 
 def _line_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s, lengths: Sequence[int]) -> MicroBatch:
-    """Line every trained token up with the position that predicts it; `starts` are the sequences' in the flat ids."""
+    """Align every trained token with the position that predicts it; `starts` are the sequences' flat positions."""
     mask = np.concatenate([sequence.mask for sequence in sequences])
     owners = np.repeat(np.arange(len(sequences)), [sequence.ids.size for sequence in sequences])[mask]
     indices = np.concatenate([np.flatnonzero(sequence.mask) for sequence in sequences])
@@ -246,7 +246,7 @@ def _flatten_routing(sequences: Sequence[TrainingSequence], starts: Int64s, size
 def count_staleness(steps: Sequence[Minibatch], base_version: int) -> Int64s:
     """Histogram int64[max+1] of base_version - version over the trained tokens.
 
-    Raises BatchError for a token of a version newer than `base_version`: it cannot have been generated yet.
+    Raises BatchError for a token of a version newer than `base_version`, which does not exist yet.
     """
     ages = base_version - np.concatenate([micro.versions for step in steps for micro in step.micro_batches])
     if ages.min() < 0:

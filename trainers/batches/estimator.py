@@ -1,4 +1,4 @@
-"""The advantage estimator that a recipe names, with its settings, tried before anything is trained. No torch."""
+"""The advantage estimator of a recipe, with its settings; it is tried out before training. No torch."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PROBE_BATCH = tuple(
     for group in range(2)
     for trajectory in range(2)
 )
-"""A batch that every estimator can take; its first two are one group, as an estimator gets it when it arrives."""
+"""A batch that every estimator must accept; its first two sequences are one group."""
 PROBE_TOKENS = tuple(
     replace(one, token_rewards=np.frombuffer(np.array([0.0, one.reward]).tobytes())) for one in PROBE_BATCH
 )
-"""The same with rewards of single tokens, which nobody may write to: so they come from groups."""
+"""The same batch with read-only token rewards, as real groups have them."""
 SINGLES = tuple(RewardedSequence(0, "solver", float(group), length=2, baseline=0.25, group=group) for group in range(2))
-"""A batch of two groups of one trajectory each, of rewards 0 and 1."""
+"""A batch of two groups of one trajectory each, with rewards 0 and 1."""
 
 
 class AdvantageError(HeadraceError):
-    """An estimator raised, or what it returned is not an advantage for every sequence."""
+    """An estimator raised an error, or did not return an advantage for every sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """From the sequences of a batch to their advantages."""
+    """Computes the advantages of a batch's sequences."""
 
     name: str
     function: Callable[..., Advantages]
@@ -47,13 +47,13 @@ class Estimator:
     normalises: bool
     """Whether advantages are normalised over the batch's tokens at the end."""
     whole_batch: bool
-    """Whether a group's advantages depend on the other groups of its batch; true for all that is not shipped."""
+    """Whether a group's advantages depend on the other groups of its batch; always true for users' estimators."""
 
     def __call__(self, sequences: Sequence[RewardedSequence]) -> Advantages:
         """Return float32[n], or n arrays float32[length].
 
-        Raises RewardError for a group from which no advantage follows, AdvantageError when the estimator raised or
-        returned something else. All advantages come through here, a user's too, so this is where they are finite from.
+        Raises RewardError for a group for which no advantage is defined, and AdvantageError if the estimator raised or
+        returned something else. All advantages pass through here, so they are finite afterwards.
         """
         try:
             return self.compute(sequences)
@@ -63,7 +63,7 @@ class Estimator:
             raise AdvantageError(f"the advantage {self.name} failed: {describe_with_location(error)}") from error
 
     def compute(self, sequences: Sequence[RewardedSequence]) -> Advantages:
-        """Return the same; raises also what the estimator raises."""
+        """Return the advantages like a call, but let errors of the estimator through."""
         found = self._require_fit(self.function(sequences, **self.options), sequences)
         return batch_norm(found, sequences) if self.normalises else found
 
@@ -91,7 +91,7 @@ class Estimator:
 
 @lru_cache(maxsize=64)
 def load_estimator(settings: TrainerSettings) -> Estimator:
-    """Return the estimator of a trainer's table, which has been tried. Raises UsageError that lists the choices."""
+    """Return the estimator of a trainer's settings after trying it out. Raises UsageError with the choices."""
     named = settings.advantage
     function = find_named(ADVANTAGE_KEY, named.use, ADVANTAGES)
     taken = _select_comparison(settings, function)
@@ -117,7 +117,7 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
 
 
 def _select_comparison(settings: TrainerSettings, function: Callable[..., Advantages]) -> dict[str, str]:
-    """Return those keys of the table that the function takes. Raises UsageError for one that would change nothing."""
+    """Return the keys of the settings that the function takes. Raises UsageError for a key without effect."""
     parameters = inspect.signature(function).parameters.values()
     all_of_them = any(one.kind is one.VAR_KEYWORD for one in parameters)
     takes = COMPARISON if all_of_them else COMPARISON & {one.name for one in parameters}
@@ -128,7 +128,7 @@ def _select_comparison(settings: TrainerSettings, function: Callable[..., Advant
 
 
 def check_advantage(recipe: Recipe, policy_variant: str) -> None:
-    """Raise UsageError for an estimator that a policy's trainer cannot have, or that learns nothing from its groups."""
+    """Raise UsageError for an estimator that a policy's trainer cannot use, or that learns nothing from its groups."""
     estimator = load_estimator(recipe.trainer_of(policy_variant))
     if recipe.rollout.group_size == 1 and not any(np.any(each) for each in estimator(SINGLES)):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""LRU cache of the encoded groups that replays refer to. What is not in it is read from the log again."""
+"""LRU cache of the encoded groups that replays refer to. Other groups are read from the log again."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from headrace.schemas.ids import GroupId
 from headrace.schemas.records import CuratedGroup
 
 MOST_CACHE_BYTES = 64 << 20
-"""Limit of the groups that are remembered, with what Python holds beside their bytes."""
+"""Most bytes of cached groups, including Python's overhead."""
 RECORD_BYTES = 768
 """Bytes of a record without its group: objects, strings and key."""
 MEMBER_BYTES = 48
-"""An index, a reward and their entries in two tuples."""
+"""Bytes of an index, a reward and their entries in two tuples."""
 MOST_OFFSETS = 65_536
-"""Offsets that are remembered: some 150 bytes each."""
+"""Most cached offsets: some 150 bytes each."""
 
 PartitionGroup: TypeAlias = tuple[int, GroupId]
 """Partition and group."""
 
 
 class FirstUses(Protocol):
-    """Where the records of first uses can be read again."""
+    """Source from which the records of first uses can be read again."""
 
     def at(self, partition: int, offset: int) -> Message | None:
-        """Return the record at an offset; None when it is gone."""
+        """Return the record at an offset; None if it is deleted."""
         ...
 
     def of(self, replay: CuratedReplay) -> Message | None:
-        """Return the first use of a replay; None when it is gone."""
+        """Return the first use of a replay; None if it is deleted."""
         ...
 
 
@@ -56,12 +56,12 @@ class LoggedFirstUses:
 
 
 class FirstUseCache:
-    """LRU cache of one curated topic's groups, for replays. It remembers nothing before the first replay.
+    """LRU cache of one curated topic's groups, for replays. It stores nothing before the first replay.
 
     Args:
-        firsts: Source of the groups that are not remembered.
-        most_bytes: Limit of the groups that are remembered; the least recently used leave first.
-        most_offsets: Limit of the known offsets of first uses; the least recently used leave first.
+        firsts: Source of groups that are not in the cache.
+        most_bytes: Most bytes of cached groups; the least recently used leave first.
+        most_offsets: Most cached offsets of first uses; the least recently used leave first.
     """
 
     def __init__(self, firsts: FirstUses, most_bytes: int = MOST_CACHE_BYTES, most_offsets: int = MOST_OFFSETS) -> None:
@@ -70,13 +70,13 @@ class FirstUseCache:
         self._offsets: LRUCache[PartitionGroup, int] = LRUCache(most_offsets)
         self._wanted = False
         self.read_again = 0
-        """How many were read from the log."""
+        """How many first uses were read from the log."""
 
     def complete(self, message: Message, curated: CuratedGroup) -> CuratedGroup | None:
         """Return a curated record with its group: its own, or that of its first use.
 
-        None for a replay whose first use is no longer on the log. Raises SchemaError when the first use cannot be read,
-        and what reading it raises.
+        Returns None for a replay whose first use is no longer on the log. Raises SchemaError for an unreadable first
+        use, and the errors of reading the log.
         """
         key = (message.partition, GroupId.of(curated))
         if curated.group or not curated.use:
@@ -102,15 +102,15 @@ class FirstUseCache:
 
     def _remember(self, key: PartitionGroup, offset: int, first: CuratedGroup) -> None:
         self._offsets[key] = offset
-        with suppress(ValueError):  # it is larger than all that may be remembered
+        with suppress(ValueError):  # it is larger than the whole cache
             self._firsts[key] = first
 
 
 def estimate_bytes(first: CuratedGroup) -> int:
-    """Return what Python holds for a group, about: its bytes, its indices and rewards, the record and its key."""
+    """Return roughly how many bytes Python needs for a group: its bytes, indices, rewards, record and key."""
     return len(first.group) + RECORD_BYTES + MEMBER_BYTES * max(len(first.kept), len(first.rewards))
 
 
 def replay_of(message: Message, curated: CuratedGroup) -> CuratedReplay:
-    """Return where a replay and its first use are."""
+    """Return the places of a replay and of its first use."""
     return CuratedReplay(message.partition, message.offset, curated.stream, curated.number, curated.first_back)

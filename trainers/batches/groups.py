@@ -1,4 +1,4 @@
-"""From a curated group to the sequences that the learner trains on."""
+"""Turns curated groups into the sequences that the learner trains on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.trainers.batches.batch import BatchError, Experts, TrainingSequenc
 from headrace.trainers.batches.estimator import load_estimator
 
 MOST_WEIGHT = 1e6
-"""Largest weight of a group: advantages times it stay finite."""
+"""Largest weight of a group, so that weighted advantages stay finite."""
 _ROUTING_BYTES = {"uint8": 1, "uint16": 2}
 
 
@@ -33,30 +33,30 @@ class DecodedGroup:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
-    """A group as it counts and as it is trained on, before anything is compared."""
+    """A group with its sequences for statistics and for training, before advantages are compared."""
 
     decoded: DecodedGroup
-    """What it was made of: its record and its trajectories."""
+    """The group's record and trajectories."""
     rewarded: tuple[RewardedSequence, ...]
-    """Its sequences, kept or not, but for those that validation refused."""
+    """Its sequences, kept or not, without those that validation refused."""
     sequences: tuple[TrainingSequence, ...]
-    """Those that are kept, in the same order; their advantage is 0 until it is taken."""
+    """The kept sequences in the same order; their advantage is 0 until it is computed."""
     has_advantages: bool = False
-    """Whether they are taken: they depend on no other group of the batch."""
+    """Whether advantages are computed already, as they do not depend on other groups of the batch."""
 
     @classmethod
     def of_record(cls, curated: CuratedGroup) -> PreparedGroup:
-        """Return a replay of which only the record is left: it can be evicted, and never trained on."""
+        """Return a replay of which only the record is left: it can be evicted, but never trained on."""
         return cls(DecodedGroup(curated, TrajectoryGroup()), (), ())
 
     @property
     def newest(self) -> int:
-        """Version of the newest token that is kept; -1 for none."""
+        """Version of the newest kept token; -1 if there is none."""
         return max((int(sequence.versions.max()) for sequence in self.sequences), default=-1)
 
     @property
     def size_bytes(self) -> int:
-        """Of its arrays of tokens, as the group has them and as the learner takes them."""
+        """Bytes of its token arrays, in the group and in the learner's form."""
         sampled = (s for member in self.decoded.trajectory_group.trajectories for s in member.sequences)
         return sum(one.ids.nbytes + one.logprobs.nbytes for one in sampled) + sum(
             one.ids.nbytes
@@ -69,7 +69,7 @@ class PreparedGroup:
 
 
 def decode_group(objects: ObjectSource, curated: CuratedGroup) -> DecodedGroup:
-    """Return a curated group with its trajectories, fetched where the record holds a claim check."""
+    """Return a curated group with its trajectories, fetched if the record holds a claim check."""
     group = codec.decode(curated.group, TrajectoryGroup)
     if group.claim is not None:
         group = codec.decode(objects.get_group(group.claim), TrajectoryGroup)
@@ -77,13 +77,13 @@ def decode_group(objects: ObjectSource, curated: CuratedGroup) -> DecodedGroup:
 
 
 def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
-    """Return a group's sequences, decoded.
+    """Return a group with its decoded sequences.
 
-    What does not count, its curated reward being NaN, is left out. A sequence's own reward serves where the workflow
-    set one, else its trajectory's shaped reward. Rewards beyond those of the trajectories are of failed episodes that
-    count: each has one sequence of every role, and nothing of it is trained on.
+    Members whose curated reward is NaN do not count and are left out. A sequence has its own reward if the workflow set
+    one, else its trajectory's shaped reward. Further rewards, after those of the trajectories, belong to failed
+    episodes that count: each has one sequence of every role, and is not trained on.
 
-    Raises BatchError for what cannot be trained on.
+    Raises BatchError for a group that cannot be trained on.
     """
     kept, count = set(decoded.curated.kept), len(decoded.trajectory_group.trajectories)
     if not 0 <= decoded.curated.weight <= MOST_WEIGHT:
@@ -115,10 +115,10 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
 def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
     """Return the sequences of a whole batch, group after group, with their advantages and their groups' indices.
 
-    A pure function of groups and settings, so that a version made again gets the same ones. Advantages that
+    It is a pure function of groups and settings, so a remade version gets the same sequences. Advantages that
     `compute_or_check_advantages` has computed are not computed again.
 
-    Raises RewardError where no advantage can be computed, and what `load_estimator` raises.
+    Raises RewardError if no advantage can be computed, and the errors of `load_estimator`.
     """
     batch = list(groups)
     if not all(group.has_advantages for group in batch):
@@ -127,10 +127,10 @@ def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSett
 
 
 def compute_or_check_advantages(group: PreparedGroup, settings: TrainerSettings) -> PreparedGroup:
-    """Return a group of which it is known that advantages follow from it.
+    """Return a group after making sure that its advantages can be computed.
 
-    It has them already, unless they depend on the other groups of its batch: then they were only taken to see that they
-    can be. Raises as `build_batch_sequences`.
+    The returned group has its advantages, unless they depend on the other groups of its batch: then they were computed
+    only as a check. Raises as `build_batch_sequences`.
     """
     sequences = _add_advantages([group], settings)
     if load_estimator(settings).whole_batch:
@@ -139,10 +139,10 @@ def compute_or_check_advantages(group: PreparedGroup, settings: TrainerSettings)
 
 
 def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
-    """Return a batch's sequences with their advantages, which are taken here alone.
+    """Return a batch's sequences with their advantages; only this function computes them.
 
-    A group's weight scales them at last, as importance weights scale the gradient of a prioritised replay (Schaul et
-    al. 2016, arXiv 1511.05952): it takes no part in statistics.
+    At the end each group's weight scales them, as importance weights scale the gradient of a prioritised replay (Schaul
+    et al. 2016, arXiv 1511.05952); statistics ignore the weight.
     """
     rewarded = [replace(one, group=index) for index, group in enumerate(batch) for one in group.rewarded]
     advantages = load_estimator(settings)(rewarded)
@@ -160,7 +160,7 @@ def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> li
 
 
 def _spread_advantage(sequence: TrainingSequence, found: np.float32 | Float32s) -> float | Float32s:
-    """Return one number for all tokens, or float32[T] with 0 where nothing was generated."""
+    """Return one number for all tokens, or float32[T] with 0 on tokens that were not generated."""
     if not isinstance(found, np.ndarray):
         return float(found)
     advantages = np.zeros(sequence.ids.size, np.float32)
@@ -186,10 +186,10 @@ def _build_rewarded_sequence(sequence: Sequence, trajectory: int, reward: float,
 def _find_token_rewards(
     sequence: Sequence, mask: npt.NDArray[np.bool_], reward: float
 ) -> npt.NDArray[np.float64] | None:
-    """Return when the reward was earned, float64[generated tokens]; None where no span has a reward of its own.
+    """Return the reward of each generated token, float64[generated tokens]; None if no span has its own reward.
 
-    A span's reward falls on its last generated token, else on the last one before it, else on the first. What the spans
-    do not account for, since a curator shaped the reward or an answer was judged as a whole, falls on the last token.
+    A span's reward goes to its last generated token, else to the last generated token before the span, else to the
+    first one. The rest of the reward, from shaping or from scoring the answer as a whole, goes to the last token.
     """
     given = [span.reward for span in sequence.spans if span.reward is not None]
     if not given or not mask.any():
@@ -201,7 +201,7 @@ def _find_token_rewards(
         if span.reward is not None:
             rewards[max(int(generated[end - 1]) - 1, 0) if end else 0] += span.reward
     rewards[-1] += reward - sum(given)
-    rewards.setflags(write=False)  # an advantage is taken of them more than once
+    rewards.setflags(write=False)  # advantages are computed from them more than once
     return rewards
 
 
@@ -218,7 +218,7 @@ def _build_training_sequence(sequence: Sequence, convention: str) -> TrainingSeq
 
 
 def _find_temperature(sequence: Sequence, convention: str) -> float | Float32s:
-    """Return what divides the logits that a sequence's log-probabilities are of: one number, or float32[T]."""
+    """Return the temperature of a sequence's log-probabilities: one number, or float32[T]."""
     if convention not in {"raw", "tempered", "masked"}:
         raise BatchError(f"logprob_convention must be raw, tempered or masked, got {convention!r}")
     spans = [(span.length, span.sampling or Sampling()) for span in sequence.spans if span.kind == "generated"]
@@ -233,7 +233,7 @@ def _find_temperature(sequence: Sequence, convention: str) -> float | Float32s:
                 "tokens with raw log-probabilities must be sampled at temperature 0 or 1, got temperature "
                 f"{how.temperature}"
             )
-    # At temperature 0, greedy, log-probabilities are those of the logits as they are.
+    # At temperature 0 (greedy) log-probabilities are those of the unscaled logits.
     divisors = {how.temperature or 1.0 for _, how in spans}
     if len(divisors) < 2:
         return divisors.pop() if divisors else 1.0
@@ -245,13 +245,13 @@ def _find_temperature(sequence: Sequence, convention: str) -> float | Float32s:
 
 
 def build_loss_mask(sequence: Sequence) -> npt.NDArray[np.bool_]:
-    """Return bool[T], True on generated spans. Raises BatchError when the spans do not cover the ids."""
+    """Return bool[T], True on generated spans. Raises BatchError if the spans do not cover the ids."""
     kinds = np.array([span.kind == "generated" for span in sequence.spans], np.bool_)
     return np.repeat(kinds, _check_cover([span.length for span in sequence.spans], sequence.ids.size, "spans"))
 
 
 def decode_routing(routing: Routing) -> Experts:
-    """Return the experts [tokens, layers, per_token], a view. Raises BatchError when its bytes are of another shape."""
+    """Return the experts [tokens, layers, per_token] as a view. Raises BatchError if the bytes do not fit."""
     shape = (routing.tokens, routing.layers, routing.per_token)
     width = _ROUTING_BYTES.get(routing.dtype)
     if width is None or min(shape) < 0 or math.prod(shape) * width != len(routing.ids):
@@ -262,7 +262,7 @@ def decode_routing(routing: Routing) -> Experts:
 
 
 def expand_token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
-    """Return int32[T], the version of each token; -1 where nothing was generated.
+    """Return int32[T], the version of each token; -1 on tokens that were not generated.
 
     Raises BatchError as `build_loss_mask`.
     """
@@ -276,7 +276,7 @@ def expand_token_versions(sequence: Sequence) -> npt.NDArray[np.int32]:
 
 
 def _check_cover(lengths: list[int], total: int, what: str) -> list[int]:
-    """Return lengths that add up to a total; any others would have memory allocated for what is not there."""
+    """Return lengths that add up to a total. Raises BatchError otherwise, before memory is allocated for them."""
     if min(lengths, default=0) < 0 or sum(lengths) != total:
         raise BatchError(
             f"the lengths of a sequence's {what} must be 0 or more and add up to its {total} token ids; the "

@@ -1,4 +1,4 @@
-"""Token ids as text, each token for itself, by the tokenizer that is published beside a policy's weights. No torch."""
+"""Decodes token ids one by one, with the tokenizer published beside a policy's weights. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class NoTokenizer(HeadraceError):
-    """No version names a tokenizer that can be read."""
+    """No published version has a readable tokenizer."""
 
 
 class TokenTexts:
@@ -26,10 +26,11 @@ class TokenTexts:
         self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return each token's text; they join to the text of all.
+        """Return each token's text; joined, they give the text of all tokens.
 
-        A character of several tokens is with its last one, the others are empty: each is decoded in the light of
-        the tokens since the last whole character, as byte-level and space-marking tokenizers need.
+        A character of several tokens belongs to the last of them, and the texts of the others are empty. Each token is
+        decoded together with the tokens since the last whole character, as byte-level and space-marking tokenizers
+        need.
         """
         found: list[str] = []
         begin = read = 0
@@ -42,7 +43,7 @@ class TokenTexts:
         return found
 
     def is_special(self, token: int) -> bool:
-        """Return whether a token is a mark, such as an end of sequence, and no text."""
+        """Return whether a token is a special token, such as an end of sequence, not text."""
         return token in self._special
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -50,11 +51,11 @@ class TokenTexts:
 
 
 def token_texts(run: Run, policy: str, files: Iterable[NamedObject]) -> TokenTexts:
-    """Return the decoder of the files beside an anchor. Raises NoTokenizer when there is none, and StoreError."""
+    """Return the decoder from the files beside an anchor. Raises NoTokenizer if they have none, and StoreError."""
     for file in files:
         if file.name == TOKENIZER_FILE and file.claim is not None:
             try:
                 return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
-            except Exception as error:  # of the tokenizers library, which has no class for it
+            except Exception as error:  # the tokenizers library raises bare Exception
                 raise NoTokenizer(f"cannot read the {TOKENIZER_FILE} of {policy}: {error}") from error
-    raise NoTokenizer(f"no published version of {policy} comes with a {TOKENIZER_FILE}: is a version published yet?")
+    raise NoTokenizer(f"no version of {policy} with a {TOKENIZER_FILE} is published yet")

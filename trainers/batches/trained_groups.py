@@ -20,11 +20,11 @@ from headrace.trainers.batches.groups import DecodedGroup, decode_group
 Read = tuple[Message, CuratedGroup]
 
 BATCHES_AT_ONCE = 8
-"""Batches whose groups are read together: a reader takes time to start, and groups take memory."""
+"""Number of batches whose groups are read together: a reader takes time to start, and groups take memory."""
 
 
 class LineageBroken(HeadraceError):
-    """Something that a batch was made from is not there any more."""
+    """Data from which a batch was made no longer exists."""
 
 
 def read_trained_groups(
@@ -32,8 +32,8 @@ def read_trained_groups(
 ) -> Iterator[tuple[BatchTrained, list[DecodedGroup]]]:
     """Yield every batch with its groups, in their order; a replay has the trajectories of its first use.
 
-    The positions in a batch are hints: where another record is found, the topic is searched. Raises LineageBroken for a
-    group, or the first use of one, that is not on the topic or not in the store any more.
+    The positions in a batch are hints: if another record is there, the topic is searched. Raises LineageBroken if a
+    group or its first use is no longer on the topic or in the store.
     """
     for begin in range(0, len(batches), BATCHES_AT_ONCE):
         part = batches[begin : begin + BATCHES_AT_ONCE]
@@ -61,7 +61,7 @@ def _read_records(run: Run, policy_variant: str, batches: Iterable[BatchTrained]
 
 
 def _add_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, CuratedGroup]:
-    """Return the records, those of replays with the groups of their first uses."""
+    """Return the records; records of replays get the groups of their first uses."""
     replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
     firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
     if gone := sorted(UseId.of(use) for use, replay in replays.items() if replay not in firsts):

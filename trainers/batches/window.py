@@ -1,4 +1,4 @@
-"""Curated groups that wait for training, in the order in which they are served. No I/O."""
+"""The window: curated groups that wait for training, in serving order. No I/O."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ ServingOrder = Literal["edf", "fifo", "lifo", "random"]
 Rank: TypeAlias = tuple[int, int]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-"""What waits, beside what the order needs to know of it."""
+"""Payload of a waiting group."""
 MOST_WINDOW_BYTES = 4 << 30
-"""Limit of the fresh groups in a window, and of the replays."""
+"""Most bytes of the fresh groups in a window, and of its replays."""
 STALE_SLACK = 64
-"""Stale entries that a heap may hold, beside as many as wait."""
+"""Stale entries that a heap may hold beyond the number of waiting groups."""
 EvictionVerdict = Literal["surplus", "expired", "run_end", "dead", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Generic[T_co]):
-    """A curated group in the window, with all that its outcome and the lineage need."""
+    """A curated group in the window, with the data for its outcome and for lineage."""
 
     use_id: UseId
-    """Which use of which group it is."""
+    """Group and number of the use."""
     min_version: int
-    """Oldest version that generated a token of the group; 0 is a version like any other."""
+    """Oldest version that generated a token of the group."""
     deadline_version: int
-    """Last version of the trainer at which the group may still be trained on: min_version + its staleness bound."""
+    """Last trainer version that may train on the group: min_version + its staleness bound."""
     arrival: int
-    """Running number in the order of arrival; breaks ties and is kept by checkpoints."""
+    """Running number in order of arrival; it breaks ties and is stored in checkpoints."""
     partition: int
     offset: int
     payload: T_co
     size_bytes: int = 0
-    """What the payload holds; a function of its records, as is all that decides who leaves."""
+    """Size of the payload; depends on its records alone, as every eviction decision does."""
 
     @property
     def is_replay(self) -> bool:
-        """Whether the group was trained on, or at least curated, before."""
+        """Whether this is not the group's first use."""
         return self.use_id.use_number > 0
 
 
@@ -65,12 +65,12 @@ class _Share(Generic[T]):
     def __init__(self) -> None:
         self.inside: set[UseId] = set()
         self.size_bytes = 0
-        """What the payloads of these groups hold."""
+        """Sum of the payload sizes of these groups."""
         self.by_departure: list[tuple[Rank, UseId, Waiting[T]]] = []
-        """A heap with the group that leaves first on top; some entries are stale."""
+        """Heap with the group that leaves first on top; some entries are stale."""
 
     def add(self, entry: Waiting[T], leaves_by: Rank) -> None:
-        """Take a group in, which leaves by this rank, the least first."""
+        """Add a group; the group with the least rank leaves first."""
         self.inside.add(entry.use_id)
         self.size_bytes += entry.size_bytes
         heapq.heappush(self.by_departure, (leaves_by, entry.use_id, entry))
@@ -79,12 +79,12 @@ class _Share(Generic[T]):
             heapq.heapify(self.by_departure)
 
     def forget(self, entry: Waiting[T]) -> None:
-        """Take a group out."""
+        """Remove a group."""
         self.inside.remove(entry.use_id)
         self.size_bytes -= entry.size_bytes
 
     def pop_first_to_leave(self) -> Waiting[T]:
-        """Take out the group that leaves first."""
+        """Remove and return the group that leaves first."""
         while self.by_departure[0][1] not in self.inside:
             heapq.heappop(self.by_departure)
         gone = heapq.heappop(self.by_departure)[2]
@@ -93,22 +93,23 @@ class _Share(Generic[T]):
 
 
 class Window(Generic[T]):
-    """At most `capacity` fresh groups, and as many replays, in one order; what has expired is never served.
+    """At most `capacity` fresh groups and `capacity` replays in one order; expired groups are never served.
 
-    Who comes after and finds the same groups to be read holds the same: what fits a window fits it in any order.
+    The content does not depend on the order of arrival, so a later trainer that reads the same groups has the same
+    window.
 
     Args:
         capacity: Groups of each kind, at least 1.
-        order: `edf`, the earliest deadline first; `fifo`, the first to arrive; `lifo`, the last; `random`, by lot.
-            Beyond the capacity a group leaves, be it the newcomer: with `edf` the most stale, with `fifo` and `lifo`
-            the first to have arrived, with `random` the last in order.
-        seed: Of the lots: a group's depends on its identity alone, not on when it arrives.
-        most_bytes: Of each kind. What is beyond leaves by the same rule as beyond the capacity.
+        order: `edf`, earliest deadline first; `fifo`, first arrival first; `lifo`, last arrival first; `random`.
+        Beyond the capacity one group leaves, possibly the new one: with `edf` the most stale, with `fifo` and
+        `lifo` the first arrival, with `random` the last in order.
+        seed: Seed of the order `random`, in which a group's place depends on its identity, not on its arrival.
+        most_bytes: Most bytes of each kind; beyond it groups leave by the same rule.
         least: Groups of each kind that may stay whatever their size, so that a batch can be cut.
 
-    Neither kind takes the other's room: replays are mostly the most stale, and in one room a feeder that keeps it full
-    of fresh groups would leave none of them. Every entry carries its own deadline, so fresh groups and replays with
-    another staleness bound share one order.
+    The two kinds have separate room. Replays are usually the most stale, so in a shared window full of fresh groups no
+    replay would stay. Every entry has its own deadline, so fresh groups and replays with another staleness bound share
+    one order.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Window(Generic[T]):
         self._entries: list[Waiting[T]] = []
         self._fresh, self._replays = _Share[T](), _Share[T]()
         self._earliest: float = math.inf
-        """No entry's deadline is before it."""
+        """No entry has an earlier deadline."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -136,7 +137,7 @@ class Window(Generic[T]):
         return key in self._share_of(key).inside
 
     def add(self, entry: Waiting[T]) -> list[WindowEviction[T]]:
-        """Take one group in, of a use that does not wait; return what leaves as `surplus` for want of room."""
+        """Add a group whose use is not waiting yet; return the groups that leave as `surplus` for lack of room."""
         bisect.insort(self._entries, entry, key=self._rank)
         self._earliest = min(self._earliest, entry.deadline_version)
         room = self._share_of(entry.use_id)
@@ -151,9 +152,9 @@ class Window(Generic[T]):
         return evicted
 
     def expire(self, current_version: int) -> list[WindowEviction[T]]:
-        """Evict what the trainer, now at `current_version`, may no longer train on.
+        """Evict the groups that the trainer, now at `current_version`, may no longer train on.
 
-        That is current_version > deadline_version, the same as current_version - min_version > max_staleness.
+        These have current_version > deadline_version, which is current_version - min_version > max_staleness.
         """
         if current_version <= self._earliest:
             return []
@@ -164,7 +165,7 @@ class Window(Generic[T]):
         return [WindowEviction(entry, "expired") for entry in expired]
 
     def pop(self, n: int) -> list[Waiting[T]] | None:
-        """Take the next n groups, in order; None, and nothing taken, while fewer wait."""
+        """Remove and return the next n groups in order; return None and remove nothing if fewer wait."""
         if len(self._entries) < n:
             return None
         taken, self._entries = self._entries[:n], self._entries[n:]
@@ -179,19 +180,19 @@ class Window(Generic[T]):
         return self._replays if use_id.use_number > 0 else self._fresh
 
     def list_waiting(self) -> tuple[Waiting[T], ...]:
-        """Show what waits now, in the order in which it would be served; the window keeps it."""
+        """Return the waiting groups in serving order, without removing them."""
         return tuple(self._entries)
 
 
 def count_next_batch(waiting: int, full: int, unit: int, waited_s: float, limit_s: float) -> int:
-    """Return how many groups the next batch takes; 0 while it is to wait.
+    """Return how many groups the next batch takes; 0 while the batch has to wait.
 
     Args:
         waiting: Groups in the window.
         full: Groups of a whole batch.
-        unit: After the limit a batch of fewer is cut, a multiple of this; the others stay in the window.
+        unit: After the limit a smaller batch is cut: a multiple of this; the other groups stay in the window.
         waited_s: Seconds for which the learner has been free.
-        limit_s: Seconds; 0 for never.
+        limit_s: Most seconds to wait for a whole batch; 0 for no limit.
     """
     if waiting >= full:
         return full
@@ -203,7 +204,7 @@ def _negate_rank(rank: Rank) -> Rank:
 
 
 def _find_rules(order: ServingOrder, seed: int) -> tuple[_Ranked, _Ranked]:
-    """Return how a window is sorted, and by what the largest leaves it first."""
+    """Return the rank by which a window is sorted, and the rank whose largest value leaves first."""
 
     def lot(entry: Waiting[object]) -> Rank:
         stream, number, use = entry.use_id

@@ -1,7 +1,7 @@
-"""Attention over packed sequences: causal inside each of them, none across, and no mask of T x T.
+"""Attention over packed sequences: causal within each sequence, none between sequences, without a T x T mask.
 
-Registered with transformers under a name of its own. Without a packing it is transformers' `sdpa`, masks and all, so a
-model that can be packed can be padded too.
+It is registered with transformers under its own name. Without a packing it is transformers' `sdpa`, including masks,
+so a model that can be packed can also be padded.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ _HARMLESS = {"is_causal", "position_ids", "use_cache", "cache_position", "output
 _FLASH_DTYPES = {torch.bfloat16, torch.float16}
 _PROBE = (5, 3)
 _NEAR = 0.05
-"""Tolerance, relative to the largest value: bf16 strays by a tenth of it, attention across sequences by ten times."""
+"""Tolerance relative to the largest value: bf16 errors are a tenth of it, attention across sequences ten times it."""
 
 
 class PackingError(UsageError):
-    """A model whose sequences cannot be packed; what it needs instead is padding."""
+    """The sequences of this model cannot be packed; they must be padded."""
 
 
 class Packing:
-    """How sequences lie in one row of T tokens."""
+    """The layout of sequences in one row of T tokens."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.runs = [(length, len(list(same))) for length, same in groupby(lengths)]
-        """(length, sequences of it), for each run of equal lengths: a run is computed as padded rows are."""
+        """(length, number of sequences) of each run of equal lengths; a run is computed like padded rows."""
         self.sizes = [length * rows for length, rows in self.runs]
         self.longest = max(lengths)
         self.boundaries = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
         """int32[S+1]"""
         self.windows: set[int] = set()
-        """The sliding windows that layers asked for."""
+        """The sliding windows of the layers."""
 
     def inputs(self) -> dict[str, Any]:
-        """Return what a model is called with, beside ids and their positions.
+        """Return the model's keyword arguments besides ids and positions.
 
-        transformers takes a mask of four dimensions as it is, and so makes none itself; nothing reads this one.
+        A mask of four dimensions keeps transformers from building one; nothing reads this mask.
         """
         return {"packing": self, "attention_mask": self.boundaries.new_ones((1, 1, 1, 1), dtype=torch.bool)}
 
 
 def enable_packing(model: transformers.PreTrainedModel) -> None:
-    """Have a model's layers attend by `attend`. Raises PackingError, with the model as it was.
+    """Make a model's layers use `attend`. Raises PackingError and leaves the model unchanged.
 
-    Whatever its config declares, a short forward pass must give the same states packed and alone.
+    A short forward pass must give the same states for a packed sequence as for the sequence alone.
     """
     config = model.config.get_text_config()
     strange = set(getattr(config, "layer_types", None) or ()) - _KINDS
@@ -67,9 +67,9 @@ def enable_packing(model: transformers.PreTrainedModel) -> None:
     before = model.config._attn_implementation  # noqa: SLF001 - transformers names it so in its own documentation
     if before == PACKED_ATTENTION:
         return
-    if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - its way to ask
+    if before != "sdpa" or not model._supports_attention_backend:  # noqa: SLF001 - no public way to ask
         raise PackingError(
-            f"{config.model_type} uses attention code of its own ({before}), which cannot take packed sequences"
+            f"{config.model_type} has its own attention code ({before}), which does not support packed sequences"
         )
     transformers.AttentionInterface.register(PACKED_ATTENTION, attend)
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
@@ -91,7 +91,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Return the attention float[b, T, heads, size] of float[b, heads, T, size], for `transformers.AttentionInterface`.
 
-    Raises PackingError for an option that would change what is computed and that packed attention does not know.
+    Raises PackingError for an option that packed attention does not support.
     """
     packing: Packing | None = options.pop("packing", None)
     if packing is None:
@@ -123,8 +123,8 @@ def _attend_by_runs(
     window: int | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """By the kernel that padded rows have, a run of equal lengths at a time."""
-    # Not slices: the gradient of each would be as long as the whole row.
+    """Attend with the kernel of padded rows, one run of equal lengths at a time."""
+    # Slices are not used, because the gradient of each would be as long as the whole row.
     pieces = zip(packing.runs, *(torch.split(tensor[0], packing.sizes, 1) for tensor in states), strict=True)
     attended = []
     for (length, rows), *run in pieces:
@@ -155,7 +155,7 @@ def _attend_by_flash(
         window_size=(-1, 0) if window is None or window >= packing.longest else (window - 1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    assert isinstance(attended, torch.Tensor)  # noqa: S101 - nothing else was asked for
+    assert isinstance(attended, torch.Tensor)  # noqa: S101 - only the output was requested
     return attended[None]
 
 
@@ -181,7 +181,8 @@ def _try_out(model: transformers.PreTrainedModel, config: transformers.PreTraine
     distance = float((packed.last_hidden_state[0, first:].float() - alone).abs().max())
     if not distance <= _NEAR * float(alone.abs().max()):
         raise PackingError(
-            f"{config.model_type} computes other hidden states for a sequence when it is packed after another sequence"
+            f"{config.model_type} computes different hidden states for a sequence when another sequence is packed "
+            "before it"
         )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or _KINDS

@@ -1,6 +1,6 @@
-"""A trainer's checkpoint as bytes: one safetensors object whose metadata carries JSON. Nothing is pickled.
+"""A trainer's checkpoint as bytes: one safetensors object with JSON in its metadata. Nothing is pickled.
 
-A trainer of several processes stores an index instead, and parts: see `shard_index.py`.
+A trainer with several processes stores an index and parts instead: see `shard_index.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Json: TypeAlias = Union[bool, int, float, str, list["Json"], dict[str, "Json"], 
 
 _KEY = "headrace.checkpoint"
 CHECKPOINT_FILE = "headrace-checkpoint.safetensors"
-"""File beside a model's weights whose masters and moments its first learner takes over: of a branch."""
+"""File beside a model's weights, in a branch: its first learner takes over the masters and moments in this file."""
 
 
 class CheckpointError(HeadraceError):
@@ -30,7 +30,7 @@ class CheckpointError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that a trainer needs to go on: tensors by name, and plain values (version, positions, window)."""
+    """The data to resume a trainer: tensors by name, and plain values (version, positions, window)."""
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Json]
@@ -38,28 +38,28 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint that is in the store, as its pointer names it."""
+    """A checkpoint in the store, as named by its pointer."""
 
     claim: ClaimCheck
     """The object, or the index."""
     parts: tuple[NamedObject, ...] = ()
-    """What the index names."""
+    """Objects that the index names."""
 
 
 Storing: TypeAlias = Callable[[threading.Event | None], Stored]
-"""Stores a copy of a learner's state, waiting while the store is unreachable; it may run beside later steps.
+"""Stores a copy of a learner's state, and waits while the store is unreachable; it may run during later steps.
 
-Raises StoreUnavailable when the event, which may come at any time, gives it up.
+Raises StoreUnavailable when the given event is set, which gives up the upload.
 """
 
 
 def store_whole(run: Run, state: Checkpoint, given_up: threading.Event | None = None) -> Stored:
-    """Store masters, moments and version as one object. Raises as `Run.put`."""
+    """Store masters, moments and version as one object. Raises the errors of `Run.put`."""
     return Stored(run.put(encode_checkpoint(state), "checkpoints", ".safetensors", given_up))
 
 
 def encode_checkpoint(state: Checkpoint) -> Pieces:
-    """Bytes that `decode_checkpoint` turns back bit for bit; equal states give equal bytes. No tensor is copied."""
+    """Encode a checkpoint without copying tensors; equal states give equal bytes. `decode_checkpoint` reverses it."""
     text = json.dumps(state.metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return split_safetensors(state.tensors, {_KEY: text})
 
@@ -68,7 +68,7 @@ def decode_checkpoint(data: bytes | memoryview) -> Checkpoint:
     """Read a checkpoint; its tensors are views into `data`. Raises CheckpointError or WeightsError."""
     text = read_metadata(data).get(_KEY)
     if text is None:
-        raise CheckpointError(f"the object is a safetensors file but no checkpoint: its metadata lacks {_KEY!r}")
+        raise CheckpointError(f"the object is a safetensors file but not a checkpoint: its metadata lacks {_KEY!r}")
     try:
         metadata = json.loads(text)
     except (ValueError, RecursionError) as error:

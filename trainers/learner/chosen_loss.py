@@ -1,4 +1,4 @@
-"""The objective that a recipe names, with its settings, tried before anything is trained."""
+"""The training objective of a recipe, with its settings; it is tried out before training."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from headrace.infra.recipe.settings import Named, Recipe, Reference, TrainerSett
 from headrace.trainers.losses import LOSSES, Objective, objective_of
 
 PER_TOKEN = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline"})
-"""Advantages that give every token its own, or whiten them."""
+"""Advantage estimators with one advantage per token, or with whitening."""
 REJECTING = frozenset({"decoupled_ppo", "m2po"})
 """Losses that may reject tokens."""
 
 
 def objective_for(settings: TrainerSettings) -> Objective:
-    """Return what a trainer's table has minimised. Raises UsageError that lists the choices."""
+    """Return the objective of a trainer's settings. Raises UsageError with the choices."""
     if settings.kl is None and settings.reference != Reference():
         raise UsageError(
             "trainer.reference has no effect without trainer.kl: set trainer.kl, or remove trainer.reference"
@@ -47,7 +47,7 @@ def objective_for(settings: TrainerSettings) -> Objective:
 
 
 def check_loss(recipe: Recipe, policy_variant: str) -> None:
-    """Raise UsageError for an objective that a policy's trainer cannot have."""
+    """Raise UsageError for an objective that a policy's trainer cannot use."""
     objective_for(recipe.trainer_of(policy_variant))
 
 

@@ -1,4 +1,4 @@
-"""The layers of a model apart from its output layer, and what they do with memory and time."""
+"""The layers of a model without its output layer: activation checkpointing and compilation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ForwardCall: TypeAlias = Callable[..., Any]
 
 
 def decoder_of(model: transformers.PreTrainedModel) -> torch.nn.Module:
-    """Return the part that makes final states of ids. Raises UsageError for a model that does not name it."""
+    """Return the module that turns ids into final states. Raises UsageError for a model that does not name it."""
     decoder: torch.nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     if decoder is model:
         raise UsageError(
@@ -29,16 +29,16 @@ def decoder_of(model: transformers.PreTrainedModel) -> torch.nn.Module:
 
 
 def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the layers of which a model is a stack; none for a model that transformers has not cut up."""
+    """Return the stacked layers of a model; empty if transformers does not mark them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, compiled: bool) -> None:
-    """Have every layer keep its inputs alone for the backward pass, its norms and MLP run compiled, both, or neither.
+    """Make every layer keep only its inputs for the backward pass, compile its norms and MLP, or both.
 
-    transformers' own switch for the former works in training mode only, which would bring dropout with it. Attention is
-    not compiled: how sequences lie is other in every micro-batch, and each would be compiled anew. Raises UsageError
-    when the model has nothing that this can be done to.
+    transformers' own checkpointing works in training mode only, which would enable dropout. Attention is not compiled,
+    because the layout of sequences changes with every micro-batch and would be recompiled. Raises UsageError if the
+    model has no layers that support this.
     """
     layers = layers_of(model)
     _wrap(layers if checkpointing else [], layers, _recompute)

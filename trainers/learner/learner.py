@@ -1,4 +1,4 @@
-"""The numerical heart of a trainer: forward and backward on the published values, gradients to fp32 masters."""
+"""The numerical part of a trainer: forward and backward on published values, updates of fp32 masters."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from headrace.trainers.losses import TrainedTokens, add_metrics
 log = structlog.get_logger()
 
 MATCHES_NO_VERSION = -2
-"""Matches no token's version."""
+"""A version that no token has."""
 
 
 class Learner:
-    """Turns version k-1 into k from one batch, bit-equally wherever `fingerprint()` is equal.
+    """Trains version k from version k-1 and one batch; results are bit-equal for equal `fingerprint()`.
 
     `model` becomes the compute copy: it always holds the published (bf16-rounded) values, in fp32 on a CPU and in bf16
-    on a GPU, so that engine and trainer evaluate the same function. The masters start from its unrounded values.
-    Nothing depends on a random state that survives a step, so a checkpoint is masters, moments, the reference policy
-    where there is one, and the version. Of a model with an adapter these are of the adapter alone.
+    on a GPU, so that engine and trainer evaluate the same function. The masters start from its unrounded values. No
+    random state survives a step, so a checkpoint has only masters, moments, the version, and the reference policy if
+    there is one. For a model with an adapter, these are the adapter's.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Learner:
         self._model, self._adapter, self._passes = model, adapter, Passes(model, self._backend)
         unrounded = {name: parameter.detach() for name, parameter in model.named_parameters()}
         for parameter in model.parameters():
-            # Not model.to(dtype): that would round the rotary frequencies too.
+            # model.to(dtype) would round the rotary frequencies too.
             parameter.data = parameter.data.to(self._dtype)
             parameter.grad = None  # a warm start may have left one
         self._backend.place(self._passes.scorer)
-        compute_experts_plainly(model)  # it asks where the model computes
+        compute_experts_plainly(model)  # depends on the model's device
         own, names = dict(model.named_parameters()), list_published_names(unrounded)
         parameters = {name: own[in_model] for name, in_model in names.items()}
         values = {name: self._backend.spread(unrounded[names[name]], like) for name, like in parameters.items()}
@@ -82,7 +82,7 @@ class Learner:
         self._apply_settings(settings, seed)
 
     def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
-        """Go on with other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
+        """Use other settings from the next step on; the device stays. Raises UsageError for an unknown loss."""
         self._announce("apply_settings", settings, seed)
         self._apply_settings(settings, seed)
 
@@ -94,7 +94,7 @@ class Learner:
         self.settings, self.seed = settings, seed
 
     def _announce(self, command: str, *arguments: object) -> None:
-        """Have the other processes of a trainer call a method with these arguments; of one process there are none."""
+        """Tell the trainer's other processes, if any, to call a method with these arguments."""
 
     @property
     def version(self) -> int:
@@ -108,16 +108,16 @@ class Learner:
 
     @property
     def limits(self) -> Limits:
-        """What sequences this model can be given; other settings may change it."""
+        """Limits of the sequences that this model accepts; settings may change them."""
         config = self._model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
         return Limits(int(config.vocab_size), positions, self._passes.routers.limits)
 
     def snapshot_weights(self, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return the current version's weights as bf16, by HF name: a copy that later steps leave alone.
+        """Return a copy of the current version's weights as bf16, by HF name, which later steps do not change.
 
         Args:
-            into: What an earlier call returned; its memory is written to, where it is not needed any more.
+            into: Result of an earlier call that is no longer needed; its memory is reused.
         """
         self._announce("snapshot_weights")
         if self._adapter is not None and self._adapter.is_merged:
@@ -130,12 +130,12 @@ class Learner:
         return published
 
     def step(self, sequences: Sequence[TrainingSequence], version: int) -> StepMetrics:
-        """Make `version` (the one after the current) from a batch, in up to `cut_minibatches` optimizer steps.
+        """Train `version` (current + 1) on a batch, in one optimizer step per minibatch of `cut_minibatches`.
 
-        A step whose loss or gradient is not finite is skipped and counted (`steps_skipped`); where the weights are not
-        finite at the end, all of them are, and the version has the weights of the one before. Raises BatchError, and
-        whatever fails in between, with masters, moments and published values as they were. Memory: a second copy of
-        masters and moments while it runs.
+        A step whose loss or gradient is not finite is skipped and counted (`steps_skipped`). If the weights are not
+        finite at the end, all steps are skipped, and the new version has the old weights. Raises BatchError and any
+        other error with masters, moments and published values unchanged. Memory: a second copy of masters and moments
+        while it runs.
         """
         self._check(sequences, version)
         self._announce("step", list(sequences), version)
@@ -178,7 +178,7 @@ class Learner:
         return {"learning_rate": rate, **sums.means(), **staleness_metrics(ages.tolist())}
 
     def _check(self, sequences: Sequence[TrainingSequence], version: int) -> None:
-        """Raise UsageError for a version that is not the next, BatchError for a sequence that cannot be trained on."""
+        """Raise UsageError if the version is not the next one, and BatchError for an untrainable sequence."""
         if version != self.version + 1:
             raise UsageError(
                 f"the learner is at version {self.version}, so it can only make {self.version + 1} next; got {version}"
@@ -188,26 +188,26 @@ class Learner:
             limits.check(sequence)
 
     def checkpoint(self, run: Run) -> Storing:
-        """Copy all that a checkpoint holds; return what stores the copy, in this run's store."""
+        """Copy the checkpoint's state; return the function that stores the copy in this run's store."""
         return partial(store_whole, run, self.trained.copy())
 
     def load_state(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint. Raises CheckpointError, with nothing changed, when it is of another model."""
+        """Load a checkpoint. Raises CheckpointError, with nothing changed, if it is of another model."""
         shapes = {path: tensor.shape for path, tensor in checkpoint.tensors.items()}
         version = self.trained.check(shapes, checkpoint.metadata)
         self.trained.load_whole(version, list(shapes), lambda path: to_torch(checkpoint.tensors[path]))
 
     def load_stored(self, objects: ObjectSource, index: Index, parts: Sequence[NamedObject]) -> None:
-        """Go on from a checkpoint in parts, of which this process reads what it needs.
+        """Load a checkpoint in parts, of which this process reads the parts that it needs.
 
-        Raises CheckpointError for one of another model, and for parts that do not hold what the index lists;
-        ObjectMissing, ObjectCorrupt and StoreUnavailable. Nothing is changed then.
+        Raises, with nothing changed: CheckpointError if it is of another model or its parts do not match the index;
+        ObjectMissing, ObjectCorrupt and StoreUnavailable.
         """
         version = self.trained.check(index.shapes, index.metadata)
         self.trained.load(version, read_parts(objects, index, parts, self.trained.room(index), None))
 
     def fingerprint(self) -> dict[str, str]:
-        """Return `fingerprint_numerics` of the learner's device, what the backend adds, and the sources of plug-ins."""
+        """Return `fingerprint_numerics` of the device, the backend's additions, and the source hashes of plug-ins."""
         return {**fingerprint_numerics(str(self._device)), **self._backend.fingerprint, **plug_in_parts(self.settings)}
 
     @torch.no_grad()
@@ -224,13 +224,13 @@ class Learner:
             self.trained.reference = ReferencePolicy(self.masters.values)
 
     def _find_sampling_version(self, steps: Sequence[Minibatch]) -> int:
-        """Return the version that the newest tokens can be of: this one, or in a shadow the newest that they name."""
+        """Return the newest version that tokens can have: the learner's, or in a shadow the newest in the batch."""
         if not self.settings.is_shadow:
             return self.version
         return max(int(micro.versions.max()) for step in steps for micro in step.micro_batches)
 
     def _optimize(self, step: Minibatch, known: TrainedTokens, sums: StepSums) -> None:
-        """Take an optimizer step, or none where loss or gradient is not finite."""
+        """Take an optimizer step, or skip it if loss or gradient is not finite."""
         self.masters.clear()
         objective, passes = self._objective, self._passes
         passes.routers.begin_count()
@@ -250,11 +250,11 @@ class Learner:
                 share = share + self.settings.router_aux * imbalance
                 # Metrics are means over tokens.
                 metrics = {**metrics, "router_imbalance": imbalance.detach().double() * len(known.behaviour_logprobs)}
-            # Gradients are averaged over processes, and the shares of a minibatch are to be added up.
+            # Gradients are averaged over processes, but the shares of a minibatch must be added.
             torch.autograd.backward(share * (ranks if counts else 0))
             self.masters.take_gradients()
-            # Before the first update, at tokens of these very weights, engine and trainer should agree. A shadow's
-            # weights have sampled none.
+            # Before the first update, engine and trainer should agree on tokens of exactly these weights. A shadow's
+            # weights have sampled no tokens.
             gap = gap_sums(tokens, MATCHES_NO_VERSION if sums.steps or self.settings.is_shadow else self.version)
             one = {"loss": share.detach().double(), **metrics, **ratio_sums(tokens), **gap}
             summed = add_metrics(

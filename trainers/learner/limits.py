@@ -1,4 +1,4 @@
-"""What a model can be given to train on: fixed while its learner works, so that any thread may ask."""
+"""Limits of the sequences that a model can train on; constant while its learner works, so any thread may read them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class RoutingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a model and of what its trainer's settings make of a sequence."""
+    """Limits of a model with its trainer's settings."""
 
     vocabulary: int
     """Token ids that have an embedding: 0..vocabulary-1."""
     positions: int | None = None
-    """Tokens of the longest sequence; None for any number."""
+    """Tokens of the longest sequence; None for no limit."""
     routing: RoutingLimits | None = None
-    """None where recorded routing is not replayed."""
+    """None if recorded routing is not replayed."""
 
     def check_ids(self, ids: npt.NDArray[np.int32]) -> None:
-        """Raise BatchError for token ids, int32[T], that this model has no embedding or no position for."""
+        """Raise BatchError for token ids, int32[T], without an embedding or a position in this model."""
         positions = self.positions or ids.size
         if ids.min() < 0 or ids.max() >= self.vocabulary or ids.size > positions:
             raise BatchError(
@@ -57,7 +57,7 @@ class Limits:
             )
 
     def check_routing(self, sequence: TrainingSequence) -> None:
-        """Raise BatchError for recorded routing that is to be replayed and is not of this model."""
+        """Raise BatchError if routing must be replayed but does not fit this model."""
         if self.routing is not None and sequence.routing is not None:
             self.routing.check(sequence.routing)
 

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of trained tokens, without the logits of all of them at a time."""
+"""Log-probabilities and entropies of trained tokens, without holding the logits of all tokens at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.trainers.learner.attention import Packing, PackingError, enable_pa
 from headrace.trainers.learner.layers import decoder_of
 
 LOGITS_MIB = 256
-"""Most fp32 logits at a time."""
+"""Most fp32 logits in memory at a time."""
 _Scores: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -28,16 +28,16 @@ def compute_token_logprobs(
     logits_mib: int = LOGITS_MIB,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities float32[N] of the trained tokens at their temperatures, and entropies float32[N].
+    """Return log-probabilities float32[N] of the trained tokens at their temperatures, and entropies float32[N].
 
-    Only the N trained positions are projected onto the vocabulary. Padding is on the right and attention causal, so no
-    attention mask is needed; packed sequences need a model on which `enable_packing` was called.
+    Only the N trained positions are projected onto the vocabulary. Padding is on the right and attention is causal, so
+    no attention mask is needed. Packed sequences need a model on which `enable_packing` was called.
 
     Args:
         model: In evaluation mode: dropout would make the ratio of an unchanged policy differ from 1.
-        micro: The tokens.
-        logits_mib: Where the logits of all N take more, they are computed in equal parts, and again in the backward
-            pass. How they are cut is a function of N and the vocabulary; gradients of the parts are summed in fp32.
+        micro: The micro-batch with the tokens.
+        logits_mib: If the logits of all N tokens need more memory, they are computed in equal parts, and again in the
+        backward pass. The cut depends only on N and the vocabulary; gradients of the parts are summed in fp32.
         entropy_gradient: Whether the entropies carry a gradient.
     """
     device = model.device
@@ -63,7 +63,7 @@ def compute_token_logprobs(
 def compute_answer_logprobs(
     model: transformers.PreTrainedModel, prompt: Sequence[int], answer: npt.NDArray[np.int32], temperature: float
 ) -> npt.NDArray[np.float32]:
-    """Return float32[T]: the log-probabilities that a model gives to the T tokens of an answer to a prompt."""
+    """Return float32[T]: a model's log-probabilities of the T tokens of an answer to a prompt."""
     ids = np.concatenate([np.asarray(prompt, np.int32), answer])
     mask = np.arange(ids.size) >= len(prompt)
     blank = np.zeros(ids.size, np.float32)
@@ -74,7 +74,7 @@ def compute_answer_logprobs(
 
 
 class TokenScorer(torch.nn.Module):
-    """`compute_token_logprobs` of a model, as a module: what shards a model's weights watches the calls of modules."""
+    """`compute_token_logprobs` of a model as a module, because sharding hooks into module calls."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class TokenScorer(torch.nn.Module):
         return compute_token_logprobs(self.model, micro, logits_mib=logits_mib, entropy_gradient=entropy_gradient)
 
     def try_packing(self) -> str:
-        """Let the model pack from now on; return why it cannot, empty when it can."""
+        """Enable packing for the model; return why it cannot pack, or an empty text."""
         try:
             enable_packing(self.model)
         except PackingError as error:
@@ -95,15 +95,15 @@ class TokenScorer(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """From final states to scores, by the model's own code: architectures scale and soft-cap, each in its own way."""
+    """Turns final states into scores with the model's own code, as architectures scale and soft-cap differently."""
 
     model: transformers.PreTrainedModel
     outputs: Any
-    """Outputs of the base model; its final states are replaced by those in question."""
+    """Outputs of the base model; their final states are replaced by the given ones."""
     entropy_gradient: bool
 
     def scores(self, states: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor) -> _Scores:
-        """float32[n] and float32[n] of final states float[n, size]."""
+        """Return log-probabilities and entropies, float32[n] each, of final states float[n, size]."""
         with self._substitute(states):
             logits = self.model(use_cache=False).logits[0]
         logits = logits.float() / temperatures[:, None]
@@ -115,7 +115,7 @@ class _Head:
             return logprobs, log_normaliser - logits.softmax(-1).mul_(logits).sum(-1)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Return what is trained of the output layer and of all else outside of the base model."""
+        """Return the trained parameters outside the base model, such as the output layer's."""
         output: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]  # untyped there
         inside = {id(parameter) for parameter in decoder_of(self.model).parameters()}
         outside = [parameter for parameter in self.model.parameters() if id(parameter) not in inside]
@@ -141,7 +141,7 @@ class _Cut(NamedTuple):
 
 
 class _InParts(torch.autograd.Function):
-    """Scores of states float[N, size], so many of them at a time in the forward pass and in the backward pass."""
+    """Scores of states float[N, size], computed a part at a time in the forward and the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, cut: _Cut, *tensors: torch.Tensor) -> _Scores:

@@ -1,8 +1,8 @@
-"""A policy of which an adapter alone is trained: what is frozen, what has masters, and what a version is.
+"""LoRA: trains only an adapter of a policy. Defines its frozen weights, its masters, and its versions.
 
-Either a version is the adapter, and everybody computes W x + s B A x as peft does; or it is whole weights, in which
-W + s B A, rounded, replaces W. The trainer then computes with just these, and rounding is passed over in the
-backward pass, as it is for masters: engine and trainer evaluate the same function either way.
+A version is either the adapter, and engine and trainer compute W x + s B A x as peft does; or whole weights, in which
+the rounded W + s B A replaces W. In the second case the trainer computes with the rounded weights too, and ignores
+rounding in the backward pass, as for masters. In both cases engine and trainer evaluate the same function.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from headrace.trainers.learner.model import ModelError, config_of, empty_model, 
 
 
 class Adapter:
-    """An adapter on a model, which is changed in place: its base is rounded to bf16 and frozen.
+    """An adapter on a model. It changes the model in place: the base is rounded to bf16 and frozen.
 
     Args:
         model: In fp32, on the CPU.
-        settings: Of the adapter.
-        seed: From which A is drawn; B is zero, so that version 0 is the base.
+        settings: Settings of the adapter.
+        seed: Seed for A; B is zero, so version 0 is the base.
 
     Raises ModelError for a target that the model does not have.
     """
@@ -57,7 +57,7 @@ class Adapter:
                 layer.forward = partial(_forward_with_adapter, layer)
 
     def merge(self, into: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """Return a version's whole weights as bf16; `into` as of `round_to_bf16`. What is frozen is not copied."""
+        """Return a version's whole weights as bf16; `into` as for `round_to_bf16`. Frozen weights are not copied."""
         merged: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, layer in self._layers.items():
@@ -65,14 +65,14 @@ class Adapter:
         return {**self._frozen, **merged}
 
     def files(self) -> dict[str, Content]:
-        """Return what goes beside a version's anchor by name: the base, and how its adapter is put on it."""
+        """Return the files beside a version's anchor, by name: the base and the adapter's config."""
         tensors = self._base()
         base: dict[str, Content] = dict(files_of(tensors, hash_weights(tensors)))
         return base if self.is_merged else {**base, ADAPTER_CONFIG: json.dumps(self._config, indent=2).encode()}
 
     @cached_property
     def _frozen(self) -> dict[str, Tensor]:
-        """What is the same in every version; the very same objects, of which a delta need not find what changed."""
+        """Weights that are equal in all versions; the same objects each time, so a delta need not compare them."""
         merged = {f"{name}.weight" for name in self._layers}
         return {name: tensor for name, tensor in self._base().items() if name not in merged}
 
@@ -82,7 +82,7 @@ class Adapter:
 
 
 def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Give a model the weights of a folder. Raises WeightsError where there are none, ModelError for another's."""
+    """Load a folder's weights into a model. Raises WeightsError if there are none, ModelError if they do not fit."""
     tensors = open_weights(folder).tensors
     with torch.no_grad():
         parameters = split_by_files(dict(model.named_parameters()))
@@ -97,7 +97,7 @@ def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
 
 
 def check_targets(recipe: Recipe, policy: str) -> None:
-    """Raise UsageError for a target that a policy's model does not have; its layers are made without any memory."""
+    """Raise UsageError for a target that a policy's model lacks; the model is built without memory for weights."""
     settings = recipe.policies[policy]
     try:
         with torch.device("meta"):
@@ -108,7 +108,7 @@ def check_targets(recipe: Recipe, policy: str) -> None:
 
 
 def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
-    """Return what to adapt by the ends of names, all linear layers where none are named. The head is never adapted."""
+    """Return the layers to adapt, by the ends of their names; without targets, all linear layers except the head."""
     linear = [name for name, module in _modules(model) if isinstance(module, torch.nn.Linear)]
     ends = sorted({name.rpartition(".")[2] for name in linear})
     for target in targets:
@@ -119,7 +119,7 @@ def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...])
                 f"did you mean {near}?"
             )
     if not linear:
-        raise ModelError(f"{model.config.model_type} has no linear layers that an adapter could be put on")
+        raise ModelError(f"{model.config.model_type} has no linear layers that can take an adapter")
     return list(targets) or ends
 
 
@@ -139,7 +139,7 @@ def _forward_with_adapter(layer: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 class _Merged(torch.autograd.Function):
-    """float[out, in] of W float[out, in], A float[r, in], B float[out, r]; holds values of bf16."""
+    """W + s B A, float[out, in] with bf16 values, of W float[out, in], A float[r, in], B float[out, r]."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The fp32 masters of a model's weights, their gradients, and AdamW on them.
 
-The model itself holds the masters rounded to bf16, as they are published: engine and trainer then evaluate the same
-function, and an update smaller than half a unit in bf16's last place is not lost but waits in the masters.
+The model holds the masters rounded to bf16, as they are published, so engine and trainer evaluate the same function. An
+update smaller than half a unit in bf16's last place is not lost: it accumulates in the masters.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Masters:
     """Masters of named parameters.
 
     Args:
-        parameters: The compute copy's, by name; they are given the published values here.
-        values: Unrounded weights, float32, by the same names and on the same device; kept and written to.
-        settings: Of the optimizer; `apply_settings` changes them.
+        parameters: Parameters of the compute copy by name; they get the published values here.
+        values: Unrounded float32 weights, by the same names and on the same device; kept and written to.
+        settings: Optimizer settings; `apply_settings` changes them.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Masters:
         masters = self.values.values()
         kinds = [(is_matrix, lies_apart) for lies_apart in (False, True) for is_matrix in (True, False)]
         groups = {kind: [m for m in masters if (m.ndim > 1, isinstance(m, DTensor)) == kind] for kind in kinds}
-        # A fused kernel takes either tensors that are whole or tensors in parts.
+        # A fused kernel takes either only whole tensors or only sharded tensors.
         decays = [{"params": some, "decays": is_matrix} for (is_matrix, _), some in groups.items() if some]
         self._optimizer = torch.optim.AdamW(decays, foreach=False, fused=False)
         self.apply_settings(settings)
         self.round()
 
     def apply_settings(self, settings: TrainerSettings) -> None:
-        """Go on with other settings. Weight decay is for matrices: norms and biases have none."""
+        """Use other settings. Weight decay applies to matrices, not to norms and biases."""
         for group in self._optimizer.param_groups:
             decay = settings.weight_decay if group["decays"] else 0.0
             group |= {"betas": settings.betas, "eps": settings.adam_eps, "weight_decay": decay}
-            # The fused kernel gives other bits than the plain loop; the loop is what every device and torch build has.
+            # The fused kernel gives other bits than the plain loop, which every device and torch build has.
             group["fused"] = settings.fused_optimizer
         for master, state in self._optimizer.state.items():
             if state:  # empty before the first step
@@ -68,7 +68,7 @@ class Masters:
     def take_gradients(self) -> None:
         """Add the model's gradients to the masters', and clear them.
 
-        Summed in fp32 here, not by autograd, which would sum micro-batches in bf16 on a GPU.
+        They are summed here in fp32, because autograd would sum micro-batches in bf16 on a GPU.
         """
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
@@ -76,24 +76,24 @@ class Masters:
                 parameter.grad = None
 
     def drop_gradients(self) -> None:
-        """Clear what a pass that failed has left in the model."""
+        """Clear gradients that a failed pass left in the model."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def gradient_norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return the global L2 norm of the gradients, float32[]; `gather` makes a whole of one that is in parts."""
+        """Return the global L2 norm of the gradients, float32[]; `gather` makes a sharded tensor whole."""
         return _norm(self.gradients.values(), gather)
 
     def norm(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return that of the masters: it is finite where all of them are, and their published values."""
+        """Return the norm of the masters; it is finite only if all masters and their published values are."""
         return _norm(self.values.values(), gather)
 
     def clip(self, norm: torch.Tensor, largest: float) -> None:
-        """Scale the gradients, whose global norm is `norm`, down to one of `largest` if they exceed it."""
+        """Scale the gradients, whose global norm is `norm`, down to norm `largest` if they exceed it."""
         torch.nn.utils.clip_grads_with_norm_(self.values.values(), largest, norm, foreach=False)
 
     def step(self, learning_rate: float) -> None:
-        """Take a step, and give the model its values."""
+        """Take an optimizer step, and copy the new values to the model."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
@@ -101,12 +101,12 @@ class Masters:
 
     @torch.no_grad()
     def round(self, others: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Give the model the published values, or those of others rounded as these would be."""
+        """Give the model the masters rounded as published, or `others` rounded in the same way."""
         for name, master in (others or self.values).items():
             self._parameters[name].copy_(master.to(torch.bfloat16))
 
     def state(self) -> WeightState:
-        """Return a copy of all that a later step depends on."""
+        """Return a copy of all state that a later step depends on."""
         state: WeightState = {"masters": {name: master.clone() for name, master in self.values.items()}}
         for name, master in self.values.items():
             for kind, value in self._optimizer.state[master].items():
@@ -115,7 +115,7 @@ class Masters:
 
     @torch.no_grad()
     def load(self, state: WeightState) -> None:
-        """Go on from a state, whose masters must have our names and shapes; its tensors are not kept."""
+        """Load a state whose masters have the same names and shapes; its tensors are not kept."""
         for name, master in self.values.items():
             master.copy_(state["masters"][name])
         kinds = {kind: named for kind, named in state.items() if kind != "masters"}
@@ -129,9 +129,9 @@ class Masters:
         self.round()
 
     def _copy_to_device(self, kind: str, value: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
-        """Return a copy of an optimizer's value on the device where the optimizer needs it.
+        """Return a copy of an optimizer value on the device where the optimizer needs it.
 
-        That is the device of the master, but for the step count: only the fused kernel counts steps on a GPU.
+        This is the master's device, except for the step count: only the fused kernel counts steps on a GPU.
         """
         counts_here = kind == "step" and not self._optimizer.param_groups[0]["fused"]
         return value.to("cpu" if counts_here else master.device, copy=True)

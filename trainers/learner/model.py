@@ -1,4 +1,4 @@
-"""The policy as a Hugging Face causal LM: built or loaded, turned into published files."""
+"""Builds or loads the policy as a Hugging Face causal LM, and turns it into published files."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from headrace.infra.weights.prompt_tokens import encode_plain, encode_rendered, 
 from headrace.infra.weights.tensors import Tensor
 
 TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
-"""By safetensors' names."""
+"""Torch dtypes by safetensors' names."""
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _UNDECLARED = {"qwen3_moe": ("head_dim",)}
-"""Settings that a model reads, and its published config files hold, although its config class does not declare them."""
+"""Settings that models read and published config files hold, although no config class declares them."""
 
 
 class ModelError(UsageError):
-    """A model or tokenizer that cannot be built, read or used together."""
+    """A model or tokenizer cannot be built or read, or the two do not fit."""
 
 
 def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
-    """One token per character of `alphabet`, after <pad> = 0 and <eos> = 1; for models that learn in a minute.
+    """Build a tokenizer with one token per character of `alphabet`, after <pad> = 0 and <eos> = 1, for tiny models.
 
-    There is no unknown token: encoding any other character fails (see `encode`) instead of training on a blank.
+    There is no unknown token: encoding any other character raises an error (see `encode`).
     """
     if len(set(alphabet)) != len(alphabet) or not alphabet:
-        raise ModelError(f"a policy's alphabet must have at least one character, and none twice; got {alphabet!r}")
+        raise ModelError(f"a policy's alphabet must have at least one character, and each only once; got {alphabet!r}")
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
     characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
     characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
@@ -56,9 +56,9 @@ def encode(
     prompt: str | Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt, as an actor makes them of it: template and start tokens included. A text is a user's turn.
+    """Return a prompt's token ids as an actor encodes it, with template and start tokens. A text is a user's turn.
 
-    Raises ModelError naming what the tokenizer cannot encode.
+    Raises ModelError, which names the characters that the tokenizer cannot encode.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     rendered = render_messages(tokenizer, messages, (), template_arguments or {})
@@ -67,7 +67,7 @@ def encode(
 
 
 def encode_completion(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of what follows a prompt, no special tokens added. Raises ModelError as `encode` does."""
+    """Return the token ids of a text after a prompt, without special tokens. Raises ModelError as `encode`."""
     with _naming_missing(tokenizer, text):
         return encode_plain(tokenizer, text)
 
@@ -87,7 +87,7 @@ def _naming_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) 
 
 
 def _find_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> str:
-    """Return the characters of a text that a tokenizer of characters lacks; empty for any other tokenizer."""
+    """Return the characters of a text that a character tokenizer lacks; empty for any other tokenizer."""
     specials = {str(token) for token in tokenizer.all_special_tokens}
     alphabet = tokenizer.get_vocab().keys() - specials
     if any(len(token) > 1 for token in alphabet):
@@ -100,10 +100,10 @@ def _find_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) ->
 def build_model(
     architecture: Mapping[str, Any], tokenizer: transformers.PreTrainedTokenizerBase, *, seed: int
 ) -> transformers.PreTrainedModel:
-    """Build a fresh fp32 model from `{"architecture": "qwen3", "hidden_size": 64, ...}`, the rest being its HF config.
+    """Build a new fp32 model from `{"architecture": "qwen3", "hidden_size": 64, ...}`; the other keys are HF config.
 
     The vocabulary size and special tokens come from the tokenizer unless given. Raises ModelError for an unknown
-    architecture, a key that its config does not have, or a vocabulary smaller than the tokenizer's.
+    architecture, a key that its config lacks, or a vocabulary smaller than the tokenizer's.
     """
     options = dict(architecture)
     name = options.pop("architecture", None)
@@ -131,7 +131,7 @@ def build_model(
 
 
 def config_of(policy: Policy) -> transformers.PreTrainedConfig:
-    """Return the config of a policy's folder, or the one that its table gives. Raises ModelError."""
+    """Return the config in a policy's folder, or the config in the policy's settings. Raises ModelError."""
     config: transformers.PreTrainedConfig
     try:
         if policy.path:
@@ -147,7 +147,7 @@ def config_of(policy: Policy) -> transformers.PreTrainedConfig:
 
 
 def empty_model(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
-    """Return an fp32 model of a config, whose weights are anything."""
+    """Return an fp32 model of a config with arbitrary weights."""
     model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped there
         config, dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -172,13 +172,13 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     refuse_longrope(config, str(path))
     only_here = {"local_files_only": True, "trust_remote_code": False}
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would be in every output
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its stub knows one of the two results alone
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its stub has only one of the two result types
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **only_here)
         model, found = load(
             path, **only_here, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
-    except Exception as error:  # transformers raises KeyError, AttributeError and others for what is in the files
+    except Exception as error:  # transformers raises KeyError, AttributeError and others for bad files
         own = "; it has Python code of its own (auto_map), which Headrace does not run" if "auto_map" in config else ""
         raise ModelError(
             f"{path} is not a folder with config.json, tokenizer and safetensors that transformers reads: "
@@ -190,7 +190,7 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
 
 
 def _check_loaded(path: Path, model: transformers.PreTrainedModel, missing: Collection[str]) -> None:
-    """Refuse weights that are not there, which transformers draws at random, and those that are no numbers."""
+    """Refuse missing weights, which transformers draws at random, and weights that are not finite."""
     if missing:
         raise ModelError(
             f"{path} lacks {len(missing)} of the weights of a {type(model).__name__}, such as {min(missing)!r}: fetch "
@@ -204,26 +204,26 @@ def _check_loaded(path: Path, model: transformers.PreTrainedModel, missing: Coll
 
 
 def _check_tokenizer(path: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    """Refuse the empty tokenizer that transformers makes where a folder holds none, and a broken chat template."""
+    """Refuse the empty tokenizer that transformers makes for a folder without one, and a broken chat template."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
     if not tokenizer.get_vocab().keys() - added:
         raise ModelError(f"{path} holds no tokenizer: put its tokenizer.json beside the weights")
     try:
         render_messages(tokenizer, [{"role": "user", "content": "1"}], (), {})
     except Exception as error:
-        if type(error).__name__ == "TemplateSyntaxError":  # others may want what a workflow gives
+        if type(error).__name__ == "TemplateSyntaxError":  # others may come from missing arguments
             raise ModelError(f"the chat template in {path} is not a valid Jinja template: {error}") from error
 
 
 def save_model_files(
     model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
 ) -> dict[str, bytes]:
-    """Every file of the HF layout but the weights, by name; beside `model.safetensors` they make a whole folder."""
+    """Return all files of the HF layout except the weights, by name; with `model.safetensors` they are complete."""
     config = model.config.__class__.from_dict(model.config.to_dict())
     config.architectures = [type(model).__name__]
     config.dtype = torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
-        # Several templates would be files of a folder of their own; within tokenizer_config.json they are as good.
+        # Several templates would go into a folder of files; inside tokenizer_config.json they work as well.
         tokenizer.save_pretrained(folder, save_jinja_files=not isinstance(tokenizer.chat_template, dict))
         config.save_pretrained(folder)
         if model.generation_config is not None:
@@ -232,14 +232,14 @@ def save_model_files(
 
 
 def round_to_bf16(masters: Mapping[str, torch.Tensor], into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Copy fp32 masters, rounded to bf16 as they are published; tied weights are there once, as in `masters`.
+    """Return fp32 masters rounded to bf16, as they are published; tied weights appear once, as in `masters`.
 
-    Names and shapes are those of Hugging Face files: of experts, a matrix each.
+    Names and shapes are those of Hugging Face files: one matrix per expert.
 
     Args:
-        masters: By the model's own names, on any device.
-        into: What an earlier call returned and nobody needs any more. Memory that is used again costs a third of
-            memory that is new: the system has no pages to clear.
+        masters: Masters by the model's own names, on any device.
+        into: Result of an earlier call that is no longer needed. Reused memory costs a third of new memory, because the
+        system has no pages to clear.
     """
     return {
         name: _to_bf16(part.detach(), into[name] if into else None) for name, part in split_by_files(masters).items()
@@ -255,7 +255,7 @@ def _to_bf16(master: torch.Tensor, spare: Tensor | None) -> Tensor:
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
-    """Bytes of a tensor; a view where it is contiguous and on the CPU."""
+    """Return the bytes of a tensor; a view if it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return Tensor(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), memoryview(flat.numpy().data))
 
@@ -269,17 +269,17 @@ def to_torch(tensor: Tensor) -> torch.Tensor:
 
 
 def pin_threads(count: int = 0) -> None:
-    """Compute with so many threads from now on, 0 for as many as until now: how sums are cut depends on it.
+    """Compute with this number of threads from now on (0: as many as before); the order of sums depends on it.
 
-    Said again even where it changes nothing, since only then MKL, too, keeps to it instead of taking fewer as it likes.
+    The number is set even if it does not change, because only then MKL keeps to it instead of using fewer threads.
     """
     torch.set_num_threads(count or torch.get_num_threads())
 
 
 def choose_attention(device: torch.device, dtype: torch.dtype) -> list[SDPBackend]:
-    """Return the attention kernels that may be used, the first that can: which one can depends on shapes alone.
+    """Return the attention kernels to use, in order of preference; the choice depends on shapes alone.
 
-    On a GPU flash attention takes no mask, which a padded pass over a sliding window has, and no large heads.
+    On a GPU flash attention supports no mask (padded passes over a sliding window have one) and no large heads.
     """
     if device.type == "cpu":
         return [SDPBackend.FLASH_ATTENTION]
@@ -288,7 +288,7 @@ def choose_attention(device: torch.device, dtype: torch.dtype) -> list[SDPBacken
 
 @contextmanager
 def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Bit-equal results for equal inputs on equal machines: deterministic algorithms, also of attention."""
+    """Use deterministic algorithms, also for attention: equal inputs give bit-equal results on equal machines."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread
     before = torch.are_deterministic_algorithms_enabled()
@@ -325,9 +325,9 @@ def _check_model(
 
 
 def _check_layout(model: transformers.PreTrainedModel) -> None:
-    """Refuse a model of experts whose files hold them in another way than the one that is published."""
+    """Refuse a mixture of experts whose files store experts in another layout than the published one."""
     shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.named_parameters()}
-    if all(tensor.ndim < 3 for tensor in shapes.values()):  # those of experts have three
+    if all(tensor.ndim < 3 for tensor in shapes.values()):  # tensors of experts have three dimensions
         return
     ours, theirs = split_by_files(shapes), revert_weight_conversion(model, shapes)
     if {name: tensor.shape for name, tensor in ours.items()} != {name: part.shape for name, part in theirs.items()}:

@@ -1,4 +1,4 @@
-"""What the bits of a version depend on besides batch and settings, and the type in which a device computes."""
+"""The fingerprint of a machine's numerics, and the dtype in which a device computes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace.infra.recipe.settings import TrainerSettings
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:
-    """Return the type in which a device evaluates the published values."""
+    """Return the dtype in which a device evaluates the published values."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def fingerprint_numerics(device_name: str) -> dict[str, str]:
-    """Return what bit-equality depends on besides batch and settings; versions compare only where it is equal.
+    """Return all that bit-equality depends on besides batch and settings; versions are comparable only if it is equal.
 
-    `device_name` is as a recipe names it. One that this machine lacks is reported as missing.
+    `device_name` is the recipe's name of the device. A device that this machine lacks is reported as missing.
     """
     device = torch.device(device_name)
     build = {line.strip() for line in torch.__config__.show().splitlines()}
@@ -45,7 +45,7 @@ def fingerprint_numerics(device_name: str) -> dict[str, str]:
 
 
 def plug_in_parts(settings: TrainerSettings) -> dict[str, str]:
-    """Return, by plug-in that makes loss or advantage, the part of a fingerprint that names its source here."""
+    """Return the fingerprint parts for plug-ins that compute loss or advantage: their source hashes here."""
     tops = dict.fromkeys(map(top_of, trainer_plug_ins(settings)))
     return {
         f"plug-in {top}": source.hash[:SHOWN_DIGITS] for top in tops if (source := find_loaded_source(top)) is not None

@@ -33,16 +33,16 @@ class Passes:
         self.scorer = TokenScorer(model)
         self.routers = Routers(model)
         self.is_packed = False
-        """Whether micro-batches are to be packed rather than padded."""
+        """Whether micro-batches are packed rather than padded."""
         self.has_entropy_gradient = False
         """Whether the loss depends on the tokens' entropies."""
         self._arrangement = (False, False, False)
 
     def apply_settings(self, settings: TrainerSettings) -> None:
-        """Go on with other settings: make the model pack, checkpoint activations and compile as they ask.
+        """Use other settings: set up packing, activation checkpointing and compilation of the model.
 
-        Micro-batches are padded, which is logged, where the model cannot be packed. Raises UsageError for what this
-        model's routers cannot do.
+        If the model cannot be packed, this is logged and micro-batches are padded. Raises UsageError for settings that
+        this model's routers do not support.
         """
         self.routers.apply_settings(settings)
         self._settings = settings
@@ -66,14 +66,14 @@ class Passes:
         *,
         proximal: bool,
     ) -> list[TrainedTokens]:
-        """Return all trained tokens of each minibatch, with what is known of them when the version begins.
+        """Return all trained tokens of each minibatch, with the log-probabilities that stay fixed during the version.
 
         Args:
             steps: The minibatches of a version.
-            sampling_version: The newest version that the tokens can be of.
-            masters: Weights of the model, which computes with their values.
-            reference: Policy under which log-probabilities are taken as well; None for none.
-            proximal: Whether log-probabilities of the weights before the first step are taken, too.
+            sampling_version: The newest version that the tokens can have.
+            masters: Masters of the model's weights.
+            reference: Policy whose log-probabilities are computed too; None for none.
+            proximal: Whether log-probabilities under the weights before the first step are computed too.
         """
         known = [self._gather_tokens(step.micro_batches, sampling_version) for step in steps]
         if proximal:
@@ -103,7 +103,7 @@ class Passes:
 
     @torch.no_grad()
     def score_logprobs(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Return log-probabilities, float32[N], of all trained tokens, from whichever process evaluates them."""
+        """Return log-probabilities, float32[N], of all trained tokens, collected from all processes."""
         logprobs = torch.zeros(sum(micro.targets.size for micro in micro_batches), device=self._device)
         for part, micro, counts in self.local_micro_batches(micro_batches):
             evaluated, _ = self.score_tokens(micro, counts=counts)
@@ -120,9 +120,10 @@ class Passes:
         return scores
 
     def local_micro_batches(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[slice, MicroBatch, bool]]:
-        """Yield our micro-batches, the slice of their tokens among all, and whether they count.
+        """Yield this process's micro-batches, the slice of their tokens among all, and whether they count.
 
-        All processes meet in every pass, so each takes as many: one that has none left takes another's, for nothing.
+        Every pass needs all processes, so each takes the same number of micro-batches: a process with too few repeats
+        another's, which does not count.
         """
         rank, ranks = self._backend.share
         ends = np.cumsum([micro.targets.size for micro in micro_batches]).tolist()
@@ -132,7 +133,7 @@ class Passes:
             yield slice(ends[index] - micro.targets.size, ends[index]), micro, first + rank == index
 
     def reduce_metrics(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return metrics of all processes' micro-batches, as `add_metrics` puts two together."""
+        """Return the metrics of all processes' micro-batches, combined as in `add_metrics`."""
         pooled: dict[str, torch.Tensor] = {}
         for largest in (False, True):
             names = [name for name in sums if name.endswith("_max") == largest]

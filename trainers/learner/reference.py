@@ -1,4 +1,4 @@
-"""The reference policy, that a KL term holds the policy near to: frozen, refreshed now and then, or an average."""
+"""The reference policy of a KL term: frozen, refreshed at intervals, or a moving average."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headrace.trainers.learner.masters import Masters
 
 
 class ReferencePolicy:
-    """Weights by name, float32 where the masters lie; at first those of the policy.
+    """Weights by name, float32 on the masters' devices; at first those of the policy.
 
-    Held to what is published: every value that is evaluated is rounded to bf16.
+    As for published weights, values are rounded to bf16 for evaluation.
     """
 
     def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -22,10 +22,10 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def follow(self, masters: Mapping[str, torch.Tensor], version: int, settings: Reference) -> None:
-        """Go along with a version that was made.
+        """Update the reference after a new version.
 
-        Every `refresh_every` versions it becomes the policy; else theta_ref <- d theta_ref + (1 - d) theta with
-        d = `decay`, where 1 freezes it.
+        Every `refresh_every` versions the policy's weights are copied; otherwise theta_ref <- d theta_ref + (1 - d)
+        theta with d = `decay`, where 1 freezes it.
         """
         if settings.refresh_every and version % settings.refresh_every == 0:
             for name, master in masters.items():
@@ -36,7 +36,7 @@ class ReferencePolicy:
 
     @contextmanager
     def stand_in_for(self, masters: Masters) -> Iterator[None]:
-        """Let the model of these masters compute with the reference's weights for a while."""
+        """Let the masters' model compute with the reference's weights in the block."""
         masters.round(self.values)
         try:
             yield

@@ -1,6 +1,6 @@
-"""The routers of a mixture of experts in training: what the engine chose, replayed, and how evenly experts are used.
+"""The routers of a mixture of experts in training: replay of the engine's routing, and load balance.
 
-All is done by hooks on transformers' own routers, so that packed, padded and recomputed passes are alike.
+Hooks on transformers' routers do all the work, so packed, padded and recomputed passes behave the same.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from headrace.trainers.losses.auxiliary import load_balance
 
 
 class Routers:
-    """The routers of a model, layer by layer; of a model without experts there are none, and nothing is done."""
+    """The routers of a model, layer by layer. For a model without experts, all methods do nothing."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self._kind = model.config.model_type
         self._routers = routers_of(model)
         self._replays = self._balances = False
         self._given: torch.Tensor | None = None
-        """int64[tokens, layers, experts per token] of the pass under way, and of its recomputation; -1 for none."""
+        """int64[tokens, layers, experts per token] of the current pass and its recomputation; -1 for unknown ones."""
         self._listens = False
         self._outputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Results of the last pass, by layer: the logits of all inputs, with gradient, and their experts."""
+        """Results of the last pass by layer: the logits of all inputs, with gradient, and the chosen experts."""
         self._inputs: torch.Tensor | None = None
-        """int64[I], which inputs of the last pass are not padding."""
+        """int64[I], the inputs of the last pass that are not padding."""
         self._load: torch.Tensor | None = None
-        """int64[layers, experts], how many inputs of a minibatch each expert was sent."""
+        """int64[layers, experts], the number of a minibatch's inputs that each expert got."""
         self._are_known = all(_has_known_weighing(router) for router in self._routers)
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._route, layer))
 
     def apply_settings(self, settings: TrainerSettings) -> None:
-        """Go on with other settings. Raises UsageError for those that this model cannot have."""
+        """Use other settings. Raises UsageError for settings that this model does not support."""
         self._given = self._load = None
         self._replays, self._balances = settings.replay_routing, settings.router_aux > 0
         _refuse_without_experts(settings, bool(self._routers), self._kind)
@@ -56,16 +56,16 @@ class Routers:
 
     @property
     def limits(self) -> RoutingLimits | None:
-        """What routing this model can follow; None where none is replayed."""
+        """Limits of the routing that this model can replay; None if none is replayed."""
         if not self._replays:
             return None
         return RoutingLimits(len(self._routers), self._routers[0].num_experts, self._routers[0].top_k)
 
     @contextmanager
     def follow_engine(self, micro: MicroBatch, device: torch.device, *, counts: bool = True) -> Iterator[None]:
-        """Have the forward pass within go where the engine's went; its recomputation too, until the next or `rest`.
+        """Make forward passes in the block use the engine's experts; recomputation too, until the next pass or `rest`.
 
-        Inputs of a pass without gradient are counted, from `begin_count` to `end_count`, if they are to.
+        Between `begin_count` and `end_count`, inputs of passes without gradient are counted if `counts`.
         """
         if not (self._replays or self._balances):
             yield
@@ -79,36 +79,36 @@ class Routers:
         finally:
             self._listens = False
             if not torch.is_grad_enabled():
-                self._given = None  # nothing of this pass is computed again
+                self._given = None  # this pass is not recomputed
         if counts and self._load is not None and not torch.is_grad_enabled():
             experts = self._load.shape[1]
             sent = (chosen[self._inputs].flatten() for _, chosen in self._router_outputs())
             self._load += torch.stack([torch.bincount(each, minlength=experts) for each in sent])
 
     def rest(self) -> None:
-        """Leave the model as it is without us, until `follow_engine`."""
+        """Let the model route by itself until `follow_engine`."""
         self._given, self._outputs = None, {}
 
     def begin_count(self) -> None:
-        """Begin a minibatch."""
+        """Begin the counts of a minibatch."""
         if self._balances:
             weight = self._routers[0].weight
             self._load = torch.zeros((len(self._routers), len(weight)), dtype=torch.int64, device=weight.device)
 
     def end_count(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Take in what was counted elsewhere: `total` sums over all processes."""
+        """Add the counts of all processes with `total`."""
         if self._load is not None:
             self._load = total(self._load)
 
     def imbalance(self) -> torch.Tensor:
-        """Return the last pass's part of the minibatch's load balance, float32[], a mean over layers: 1 in all at best.
+        """Return the last pass's share of the minibatch's load-balance loss, float32[], a mean over layers: 1 is best.
 
-        The shares of experts are those of the whole minibatch, counted before; only the gates' probabilities are the
-        pass's own. So the parts add up to the same, however a minibatch is cut.
+        The shares of experts are counted before over the whole minibatch; only the gates' probabilities are the pass's
+        own. So the sum does not depend on how a minibatch is cut.
         """
         assert self._load is not None  # noqa: S101 - `begin_count` was called
         sums = torch.stack([logits[self._inputs].float().softmax(-1).sum(0) for logits, _ in self._router_outputs()])
-        sent = self._load.sum(1, keepdim=True)  # inputs, times experts per token
+        sent = self._load.sum(1, keepdim=True)  # inputs times experts per token
         shares, means = self._load / sent, sums * self._routers[0].top_k / sent
         return torch.stack([load_balance(*layer) for layer in zip(shares, means, strict=True)]).mean()
 
@@ -116,7 +116,7 @@ class Routers:
         return [self._outputs[layer] for layer in range(len(self._routers))]
 
     def _route(self, layer: int, router: Any, _inputs: Any, output: Any) -> Any:
-        """Put what was given instead of what a router chose; listen."""
+        """Replace a router's choice by the given experts, and record its outputs."""
         if self._given is None and not self._listens:
             return output
         logits, weights, chosen = output
@@ -130,7 +130,7 @@ class Routers:
 
 
 def check_experts(recipe: Recipe, policy: str) -> None:
-    """Raise UsageError for a trainer that is to replay, or balance, the experts of a model without any."""
+    """Raise UsageError if a trainer replays or balances experts but the model has none."""
     settings = recipe.trainer_of(policy)
     if settings.replay_routing or settings.router_aux:
         config = config_of(recipe.policies[policy]).get_text_config()
@@ -146,7 +146,7 @@ def _refuse_without_experts(settings: TrainerSettings, has_experts: bool, kind: 
 
 @torch.no_grad()
 def _has_known_weighing(router: Any) -> bool:
-    """Try out whether a router weighs its experts as `_weights` does; while its weights are still whole."""
+    """Check on an input that a router weights its experts as `_weights` does, before its weights are sharded."""
     size = router.weight.shape[1]
     states = torch.linspace(-2, 3, 5 * size, device=router.weight.device).sin().view(5, size)
     output = router(states.to(router.weight.dtype))
@@ -154,7 +154,7 @@ def _has_known_weighing(router: Any) -> bool:
 
 
 def _weights(router: Any, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return the weights [n, experts per token] of chosen experts, as routers with a softmax have them."""
+    """Return the weights [n, experts per token] of chosen experts, as softmax routers compute them."""
     weights = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
     if getattr(router, "norm_topk_prob", False):
         weights = weights / weights.sum(-1, keepdim=True)

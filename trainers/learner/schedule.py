@@ -1,4 +1,4 @@
-"""The learning rate of a version: a function of its number alone, so that a version made again has the same."""
+"""The learning rate of a version: it depends only on the version's number, so a remade version has the same rate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.infra.recipe.settings import TrainerSettings
 def learning_rate(settings: TrainerSettings, version: int) -> float:
     """Return the rate for the steps that make `version` (1, 2, ...).
 
-    Linear warm-up: version k of the first `warmup_versions` takes k / warmup_versions of the full rate. Then what the
-    schedule gives, from the full rate to `final_share` of it at version `steps` and after it: constant; linear; or
-    cosine (arXiv 1608.03983, one cycle), final + (1 - final)(1 + cos(pi x)) / 2 with x from 0 to 1.
+    Linear warm-up: version k of the first `warmup_versions` has k / warmup_versions of the full rate. Then the schedule
+    goes from the full rate to `final_share` of it at version `steps` and later: constant; linear; or cosine (arXiv
+    1608.03983, one cycle), final + (1 - final)(1 + cos(pi x)) / 2 with x from 0 to 1.
     """
     if version <= settings.warmup_versions:
         return settings.learning_rate * version / settings.warmup_versions

@@ -1,7 +1,7 @@
-"""A checkpoint in parts: the index of which object holds which piece of which tensor. JSON, never a pickle.
+"""The index of a checkpoint in parts: the object that holds each piece of each tensor. JSON, never a pickle.
 
-Every process of a trainer of several stores what it holds, as safetensors objects; the leader stores the index. It is
-what torch's distributed checkpoint calls metadata.
+In a trainer with several processes, each process stores its own pieces as safetensors objects, and the leader stores
+the index, which torch's distributed checkpoint calls metadata.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ PARTS_FORMAT = "headrace.checkpoint.parts"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A rectangle of a tensor, which one process held."""
+    """A rectangle of a tensor, stored by one process."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     part: str
-    """Name of the object that holds it."""
+    """Name of the object that holds the piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A tensor in pieces, which cover it and do not overlap; one without elements has none."""
+    """A tensor in pieces that cover it without overlap; a tensor without elements has no pieces."""
 
     dtype: str
-    """Name in safetensors."""
+    """Name of the dtype in safetensors."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
@@ -47,7 +47,7 @@ class Index:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The whole tensors', by name."""
+        """Shapes of the whole tensors by name."""
         return {name: cut.shape for name, cut in self.tensors.items()}
 
     @property
@@ -62,14 +62,14 @@ def name_of_piece(tensor: str, offsets: tuple[int, ...]) -> str:
 
 
 def encode_index(index: Index) -> bytes:
-    """Bytes that `decode_index` turns back; equal indices give equal bytes."""
+    """Encode an index; equal indices give equal bytes. `decode_index` reverses it."""
     tensors = {name: asdict(cut) for name, cut in index.tensors.items()}
     whole = {"format": PARTS_FORMAT, "metadata": dict(index.metadata), "tensors": tensors}
     return json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode_index(data: bytes) -> Index:
-    """Read an index. Raises CheckpointError for invalid bytes, and where part of a tensor is missing."""
+    """Read an index. Raises CheckpointError for invalid bytes, or if part of a tensor is missing."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -104,9 +104,9 @@ def _sizes(name: str, found: list[Any]) -> tuple[int, ...]:
 
 
 def _check_cover(name: str, cut: Cut) -> None:
-    """Raise CheckpointError where pieces pass the tensor's end, or are not as many elements as it has.
+    """Raise CheckpointError if pieces reach beyond the tensor, or do not have its number of elements.
 
-    What is not covered would be left as the memory was.
+    Elements that no piece covers would keep arbitrary values.
     """
     inside = all(
         len(piece.offsets) == len(piece.sizes) == len(cut.shape)

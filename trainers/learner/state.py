@@ -1,4 +1,4 @@
-"""What a learner has learnt, as a checkpoint holds it: masters, moments, reference policy and version."""
+"""The state of a learner in a checkpoint: masters, moments, reference policy and version."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from headrace.trainers.learner.shard_index import Index
 
 
 class TrainedState:
-    """All that a later version depends on beside its batch and the settings.
+    """All state that a later version depends on, besides its batch and the settings.
 
     Args:
-        masters: Of the model.
-        parameters: The compute copy's, by the masters' names: as they lie on processes, so do the checkpoint's tensors.
-        backend: Which spreads what is read.
+        masters: Masters of the model.
+        parameters: Parameters of the compute copy by the masters' names; checkpoint tensors are placed in the same way.
+        backend: Backend that distributes loaded tensors.
     """
 
     def __init__(self, masters: Masters, parameters: Mapping[str, torch.Tensor], backend: Backend) -> None:
         self.version = 0
         self.masters = masters
         self.reference: ReferencePolicy | None = None
-        """None where the objective needs none."""
+        """The reference policy; None if the objective needs none."""
         self._parameters, self._backend = parameters, backend
 
     def copy(self) -> Checkpoint:
-        """Copy all that `load` needs, of a learner of one process."""
+        """Return a copy of the state of a learner with one process."""
         tensors = {path: from_torch(part) for path, part in self.parts().items()}
         return Checkpoint(tensors, {"version": self.version})
 
     def parts(self) -> dict[str, torch.Tensor]:
-        """Copy what this process holds of a checkpoint's tensors, `kind/name`; on a CPU."""
+        """Return CPU copies of this process's parts of a checkpoint's tensors, named `kind/name`."""
         state = self.masters.state()
         if self.reference is not None:
             state["reference"] = {name: value.clone() for name, value in self.reference.values.items()}
         return {f"{kind}/{name}": one.cpu() for kind, named in state.items() for name, one in named.items()}
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Json]) -> int:
-        """Return the version of a checkpoint. Raises CheckpointError when it names none, or is of another model."""
+        """Return the version of a checkpoint. Raises CheckpointError if it has none or is of another model."""
         own = {name: tuple(master.shape) for name, master in self.masters.values.items()}
         found: dict[str, dict[str, tuple[int, ...]]] = {"masters": {}}
         for path, shape in shapes.items():
@@ -60,11 +60,11 @@ class TrainedState:
         return version
 
     def load_whole(self, version: int, paths: Sequence[str], read: Callable[[str], torch.Tensor]) -> None:
-        """Go on from whole tensors of a checkpoint that was checked; `read` is asked for each, one after the other."""
+        """Load a checked checkpoint from whole tensors; `read` returns them one by one."""
         self.load(version, {path: self._backend.spread(read(path), self._template(path)) for path in paths})
 
     def load(self, version: int, parts: Mapping[str, torch.Tensor]) -> None:
-        """Go on from our parts of the tensors of a checkpoint that was checked."""
+        """Load a checked checkpoint from this process's parts of its tensors."""
         state: WeightState = {}
         for path, part in parts.items():
             kind, _, name = path.partition("/")
@@ -75,7 +75,7 @@ class TrainedState:
         self.version = version
 
     def room(self, index: Index) -> dict[str, torch.Tensor]:
-        """Return tensors for our parts of a checkpoint's, whose values are anything."""
+        """Return tensors with arbitrary values for this process's parts of a checkpoint."""
         room: dict[str, torch.Tensor] = {}
         for path, cut in index.tensors.items():
             template, dtype = self._template(path), TORCH_DTYPES[cut.dtype]
@@ -86,6 +86,6 @@ class TrainedState:
         return room
 
     def _template(self, path: str) -> torch.Tensor | None:
-        """Return the sharding template of a checkpoint's tensor; None for what every process has whole."""
+        """Return the sharding template of a checkpoint's tensor; None for a tensor that every process holds whole."""
         kind, _, name = path.partition("/")
         return None if kind == "step" else self._parameters[name]

@@ -1,4 +1,4 @@
-"""Metrics of a version's making: sums on the device over its optimizer steps, read once at the end."""
+"""Training metrics of a version: sums on the device over its optimizer steps, read once at the end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headrace.trainers.losses.tokens import log_ratio
 StepMetrics: TypeAlias = dict[str, float]
 
 RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
-"""Bounds of the histogram of pi_theta / pi_b."""
+"""Bin bounds of the histogram of pi_theta / pi_b."""
 
 
 class StepSums:
-    """Of the optimizer steps that were taken, and the number of those that were not."""
+    """Sums over the optimizer steps taken, and the number of skipped steps."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
@@ -39,21 +39,22 @@ class StepSums:
 
     @property
     def steps(self) -> int:
-        """How many were taken."""
+        """Number of steps taken."""
         return len(self._norms)
 
     def skip(self) -> None:
-        """Count a step that was not taken."""
+        """Count a skipped step."""
         self._skipped += 1
 
     def skip_all(self) -> None:
-        """Count those that were taken as not taken: their results are not kept."""
+        """Count all taken steps as skipped, because their results are not kept."""
         self._sums, self._norms, self._skipped = {}, [], self._skipped + self.steps
 
     def means(self) -> StepMetrics:
         """Return means over tokens, in one synchronisation.
 
-        Without the gap's entries when no token came from the newest weights; of a version without a step, only counts.
+        The entries of the gap are missing if no token came from the newest weights. A version without a step has only
+        counts.
         """
         counts = {"optimizer_steps": float(len(self._norms)), "steps_skipped": float(self._skipped)}
         if not self._norms:
@@ -78,9 +79,9 @@ class StepSums:
 def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
     """Return metrics of rho = pi_theta / pi_b.
 
-    Its square, for the effective sample size (sum w)^2 / sum w^2, a histogram, and the `off_policy_gap`, how far the
-    policy is from the one that sampled: KL(pi_b || pi_theta) in nats a token, as the mean of k3 = rho - 1 - log rho
-    (Schulman, "Approximating KL divergence"), whatever the loss takes for pi_old.
+    They are: its square, for the effective sample size (sum w)^2 / sum w^2; a histogram; and the `off_policy_gap`, the
+    distance to the sampling policy: KL(pi_b || pi_theta) in nats per token, as the mean of k3 = rho - 1 - log rho
+    (Schulman, "Approximating KL divergence"), whatever pi_old the loss uses.
     """
     delta = log_ratio(tokens.logprobs.double(), tokens.behaviour_logprobs.double())
     ratio = delta.exp()
@@ -99,9 +100,9 @@ def ratio_sums(tokens: TrainedTokens) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def gap_sums(tokens: TrainedTokens, version: int) -> dict[str, torch.Tensor]:
-    """Return how far engine and trainer are apart at tokens of `version`, while the trainer has its very weights.
+    """Return the gap between engine and trainer on tokens of `version`, while the trainer has the same weights.
 
-    Mean and largest difference of log-probabilities, and KL(engine || trainer) by k3 (Schulman).
+    It has the mean and largest difference of log-probabilities, and KL(engine || trainer) by k3 (Schulman).
     """
     assert tokens.versions is not None  # noqa: S101 - the learner's tokens have them
     same = tokens.versions == version
@@ -116,7 +117,7 @@ def gap_sums(tokens: TrainedTokens, version: int) -> dict[str, torch.Tensor]:
 
 
 def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
-    """Return mean, largest and shares of the tokens' ages, int[max + 1] by age in versions."""
+    """Return mean, largest and shares of the tokens' ages, from the histogram int[max + 1] by age in versions."""
     total = sum(histogram)
     shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram)}
     mean = sum(age * tokens for age, tokens in enumerate(histogram)) / total
@@ -124,9 +125,10 @@ def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
 
 
 def sampling_version(settings: TrainerSettings, groups: Sequence[DecodedGroup], version: int) -> int:
-    """Return the version by which groups that made `version` are old: the one before it.
+    """Return the version from which the staleness of `version`'s groups is counted: the one before it.
 
-    In a shadow the newest that a worker knew who played one of them, as its own versions sample nothing.
+    In a shadow it is the newest version known to a worker that played one of them, because a shadow's versions do not
+    sample.
     """
     return max(g.trajectory_group.head_version for g in groups) if settings.is_shadow else version - 1
 
@@ -134,8 +136,8 @@ def sampling_version(settings: TrainerSettings, groups: Sequence[DecodedGroup], 
 def group_metrics(groups: Sequence[DecodedGroup], base_version: int) -> dict[str, float]:
     """Return metrics of a batch's groups.
 
-    Rewards, how many versions their oldest tokens are behind, how many groups teach nothing. Of replays their share of
-    the groups and, where there are some, their mean and largest age in versions.
+    They are: rewards; the staleness of the oldest tokens in versions; the share of groups that teach nothing; the share
+    of replays and, if there are any, their mean and largest age in versions.
     """
     rewards = np.concatenate([[t.reward for t in g.trajectory_group.trajectories] for g in groups])
     each = [max(0, base_version - g.curated.min_version) for g in groups]

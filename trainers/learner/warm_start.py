@@ -1,10 +1,10 @@
-"""Supervised steps on worked examples until the *measured* exact match with held-out ones lies in a band.
+"""Supervised steps on worked examples until *measured* exact match with held-out examples lies in a band.
 
-Exact match is the share of sampled completions that are the worked example's, word by word. It is no reward: no
-environment scores it, which may take other forms of a right answer, or judge in degrees.
+Exact match is the share of sampled completions that equal the worked example's completion word by word. It is not the
+environment's reward, which may accept other forms of a right answer or give partial reward.
 
-A fixed number of steps lands anywhere (150 steps were seen to give 0.31 once and 0.79 another time), so the model is
-measured as it learns, and a step that jumps over the band is taken back and repeated smaller.
+A fixed number of steps gives unpredictable results (150 steps gave 0.31 once and 0.79 another time). So the model is
+measured as it learns; a step that jumps over the band is undone and repeated with fewer steps.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from headrace.trainers.learner.model import deterministic, encode, encode_comple
 log = structlog.get_logger()
 
 PROGRESS_EVERY_S = 2.0
-"""How often progress is saved between two measurements."""
+"""Most times that progress is saved between two measurements."""
 SAVE_SHARE = 10.0
-"""Saving takes no more than this part of the time: the pause is as many times as long."""
+"""The pause between two saves is at least so many times as long as a save."""
 
 
 class BandNotReached(UsageError):
-    """Exact match did not come to lie in the band: this model cannot learn so what the recipe asks."""
+    """Exact match did not reach the band with this model and these settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +44,37 @@ class PromptAndCompletion:
     """A prompt and the completion that solves it, without its end-of-sequence token."""
 
     prompt: str | Sequence[Mapping[str, Any]]
-    """A text, which is one turn of a user, or messages."""
+    """A text (one user turn) or messages."""
     completion: str
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What else the chat template is told."""
+    """Further arguments of the chat template."""
 
     def encode_prompt(self, tokenizer: transformers.PreTrainedTokenizerBase) -> list[int]:
-        """Return the token ids of the prompt. Raises ModelError for what the tokenizer cannot encode."""
+        """Return the token ids of the prompt. Raises ModelError for text that the tokenizer cannot encode."""
         return encode(tokenizer, self.prompt, self.template_arguments)
 
     @property
     def content(self) -> str:
-        """What tells it from others, as text."""
+        """Content as text, to find duplicates."""
         return json.dumps([self.prompt, self.completion])
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
-    """Where to stop and how to get there. Raises UsageError for a band outside 0..1."""
+    """Settings of a warm start. Raises UsageError for a band outside 0..1."""
 
     low: float = 0.30
     high: float = 0.40
     learning_rate: float = 1e-3
     batch_size: int = 64
     max_steps: int = 2_000
-    """Supervised steps in all, those taken back included."""
+    """Most supervised steps in all, undone steps included."""
     measure_every: int = 16
-    """Steps between two measurements at first; halved whenever they jump over the band."""
+    """Initial number of steps between two measurements; halved whenever they jump over the band."""
     samples: int = 512
     """Completions per measurement, at temperature 1, spread evenly over the held-out examples."""
     max_new_tokens: int = 16
-    """Token limit of the rollouts that follow: a completion that does not end within it has no reward."""
+    """Token limit of the later rollouts: a completion that does not end within it gets no reward."""
     tokens_per_micro_batch: int = 16_384
     seed: int = 1
 
@@ -85,7 +85,7 @@ class WarmStartSettings:
 
 @dataclass(frozen=True, slots=True)
 class WarmStartResult:
-    """What was done: steps in the kept model, its exact match as `reward`, and every measurement (step, that)."""
+    """Result: steps of the kept model, its exact match as `reward`, and all measurements as (step, match)."""
 
     steps: int
     reward: float
@@ -94,53 +94,53 @@ class WarmStartResult:
 
 @dataclass(slots=True)
 class ModelState:
-    """Of a model and its optimizer."""
+    """State of a model and its optimizer."""
 
     weights: dict[str, torch.Tensor]
     """Weights by the parameter's name."""
     moments: dict[str, torch.Tensor]
-    """Moments by the parameter's number and a name: `0.exp_avg`."""
+    """Moments by the parameter's number and kind, as `0.exp_avg`."""
 
 
 @dataclass(slots=True)
 class SearchProgress:
-    """All that a search depends on from here on: resumed from it, a search ends with the same bits."""
+    """The complete state of a search: a search resumed from it ends with the same bits."""
 
     kept: ModelState
-    """State at the last measurement that was not above the band."""
+    """Model state at the last measurement that was not above the band."""
     stride: int
     """Steps from that measurement to the next."""
     rate: float
     reward: float
     """Exact match at the last measurement."""
     curve: list[tuple[int, float]]
-    """Every measurement (step, reward)."""
+    """All measurements as (step, reward)."""
     steps: int = 0
     """Steps that led to `kept`."""
     taken: int = 0
-    """All steps up to the last measurement, those taken back included."""
+    """All steps up to the last measurement, undone steps included."""
     done: int = 0
-    """Since then."""
+    """Steps since the last measurement."""
     now: ModelState | None = None
-    """State after these steps; None where none is done."""
+    """Model state after these steps; None if there are none."""
 
 
 class Follower:
-    """Follows the progress of a warm start, and may keep it."""
+    """Observes the progress of a warm start, and may store it."""
 
     def after_step(self, step: int, reward: float | None) -> None:
-        """Hear of every step, and of the reward where it was measured; what this raises ends the search."""
+        """Take in a step, with the reward if it was measured; an exception ends the search."""
 
     def resume(self) -> SearchProgress | None:
-        """Return how far the same search has come before; None to begin."""
+        """Return the stored progress of the same search; None to begin."""
         return None
 
     def save(self, progress: SearchProgress) -> None:
-        """Keep how far it is: after every measurement, and now and then between two."""
+        """Store the progress: after every measurement, and sometimes between two."""
 
 
 def describe_measurement(step: int, reward: float, settings: WarmStartSettings) -> str:
-    """Return a measurement for people."""
+    """Return a measurement as a sentence."""
     wanted = f"{settings.low:.2f}-{settings.high:.2f}"
     return f"exact match {reward:.2f} with held-out worked examples after {step} supervised steps, wanted {wanted}"
 
@@ -155,9 +155,9 @@ def warm_start(
 ) -> WarmStartResult:
     """Train `model` (fp32, in place) until exact match is in [low, high]; deterministic for a seed.
 
-    It is the share of sampled completions that equal the gold one but for blanks around it, taken on the bf16-rounded
-    weights that version 0 will publish. Raises BandNotReached after `max_steps`, or when the model is
-    above the band before any step; the model is then wherever the search stopped.
+    Exact match is the share of sampled completions that equal the gold completion, except for blanks around it, with
+    the bf16-rounded weights that version 0 will publish. Raises BandNotReached after `max_steps`, or if the model is
+    above the band before any step; the model keeps the state where the search stopped.
     """
     follower = follower or Follower()
     student = _Student(model, tokenizer, examples, settings)
@@ -196,7 +196,7 @@ def _start(student: _Student, reward: float, settings: WarmStartSettings) -> Sea
 
 
 def _learn(student: _Student, progress: SearchProgress, follower: Follower) -> None:
-    """Take the steps up to the next measurement that are not done yet."""
+    """Take the remaining steps up to the next measurement."""
     pause_s, saved_at = PROGRESS_EVERY_S, time.monotonic()
     while progress.done < progress.stride:
         student.learn(progress.steps + progress.done)
@@ -211,7 +211,7 @@ def _learn(student: _Student, progress: SearchProgress, follower: Follower) -> N
 
 
 def _judge(student: _Student, progress: SearchProgress, reward: float, high: float) -> None:
-    """Take in a measurement: go on from here, or back and in smaller steps."""
+    """Take in a measurement: go on from here, or undo the steps and take fewer."""
     progress.taken += progress.done
     progress.reward = reward
     progress.curve.append((progress.steps + progress.done, reward))
@@ -240,7 +240,7 @@ class _Student:
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, foreach=False, fused=False)
 
     def learn(self, step: int) -> None:
-        """One step of cross-entropy on a batch drawn by (seed, step)."""
+        """Take one cross-entropy step on a batch drawn by (seed, step)."""
         draw = np.random.default_rng([self._settings.seed, step])
         chosen = draw.integers(len(self._sequences), size=self._settings.batch_size)
         batch = [self._sequences[index] for index in chosen.tolist()]
@@ -263,7 +263,7 @@ class _Student:
 
     @torch.no_grad()
     def restore(self, state: ModelState, rate: float) -> None:
-        """Go back, or on, to a state of this model."""
+        """Set the model and its optimizer to a state."""
         for name, weight in self._model.named_parameters():
             weight.copy_(state.weights[name])
         moments: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -276,7 +276,7 @@ class _Student:
 
 
 class _Meter:
-    """Samples the same draws at every measurement, so that measurements differ by the model alone."""
+    """Measures exact match with the same random draws each time, so that results differ by the model alone."""
 
     def __init__(
         self,

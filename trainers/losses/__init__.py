@@ -1,17 +1,17 @@
-"""Policy losses as pure functions over flat vectors of trained tokens, found by the names of a recipe.
+"""Policy losses as pure functions over flat vectors of trained tokens, by their recipe names.
 
-tokens.py          what goes in: TrainedTokens; what comes out: TokenLoss; the denominators: Totals
+tokens.py          input TrainedTokens, output TokenLoss, denominators Totals
 ppo.py             LOSSES: ppo
-decoupled.py       LOSSES: decoupled_ppo, and the policy it may interpolate
-m2po.py            LOSSES: m2po, and its bounds of a whole minibatch
+decoupled.py       LOSSES: decoupled_ppo, and its interpolated proximal policy
+m2po.py            LOSSES: m2po, and its bounds from a whole minibatch
 sequence_ratio.py  LOSSES: gspo, gmpo
 soft.py            LOSSES: cispo, sapo, dppo, gpg
 correction.py      CORRECTIONS: tis, mis, icepop, rejection, veto
 divergence.py      DIVERGENCES, to a reference policy: k1, k2, k3
 aggregation.py     AGGREGATIONS, from terms of tokens to a scalar: token_mean, sequence_mean, sequence_sum, constant
-auxiliary.py       a critic's loss, the load balance of experts
-metrics.py         what is measured beside a loss
-objective.py       all of it together: `policy_loss`
+auxiliary.py       a critic's loss, and the load-balance loss of experts
+metrics.py         metrics of a loss
+objective.py       the whole objective: `policy_loss`
 """
 
 from headrace.infra.deprecated_names import deprecated_names

@@ -1,11 +1,11 @@
-"""Making up for the policy that sampled: weights and rejections from w = pi_prox / pi_b, without gradient.
+"""Corrections for the sampling policy: weights and rejections from w = pi_prox / pi_b, without gradient.
 
-pi_prox is TrainedTokens.proximal, else pi_theta as it is now. A loss under a correction that weighs takes its ratio to
-pi_prox, as w already holds the way from pi_b to it; under one that only rejects, to pi_b as ever.
+pi_prox is TrainedTokens.proximal, or pi_theta if that is missing. With a correction that weights tokens, the loss uses
+the ratio to pi_prox, because w covers the ratio from pi_b to pi_prox. With one that only rejects, it uses pi_b.
 
-w_t is of a token; a sequence's product and geometric mean are over its kept tokens. Token weights are biased, sequence
-weights unbiased and noisy. Of several corrections, those that only reject come first, each over all tokens; the weight
-of a sequence is over what they leave.
+w_t is a token's weight; a sequence's product and geometric mean are over its kept tokens. Token weights are biased;
+sequence weights are unbiased but noisy. Among several corrections, those that only reject come first, each over all
+tokens; then sequence weights use the remaining tokens.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from headrace.trainers.losses.tokens import (
 
 
 class Correction(NamedTuple):
-    """What to multiply the loss terms by, and what to take out."""
+    """Weights of the loss terms, and rejected tokens."""
 
     weights: Tensor | None
-    """float[N]; None: one each, and the loss keeps its ratio to pi_b."""
+    """float[N]; None: all weights are 1, and the loss keeps its ratio to pi_b."""
     rejected: Tensor | None
-    """bool[N]; None: none."""
+    """bool[N]; None: no token is rejected."""
 
 
 def tis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Correction:
@@ -43,20 +43,20 @@ def tis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Cor
 
     Args:
         tokens: N tokens.
-        level: "token", or "sequence": the product over its kept tokens, the same for each of them.
-        cap: 1.5 to 5 for tokens, 2 to 10 for sequences.
+        level: "token", or "sequence": the product over the sequence's kept tokens, the same for each of them.
+        cap: Usually 1.5 to 5 for tokens, 2 to 10 for sequences.
     """
     return Correction(_weights(tokens, level).clamp(max=_check_positive("tis", "cap", cap)), None)
 
 
 def mis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Correction:
-    """Weigh by masked importance sampling: w, and what is above the cap is rejected. Parameters as of `tis`."""
+    """Weigh by masked importance sampling: w, with rejection above the cap. Parameters as of `tis`."""
     weights = _weights(tokens, level)
     return Correction(weights, ~is_within(weights, 0, _check_positive("mis", "cap", cap)))
 
 
 def icepop(tokens: TrainedTokens, *, low: float = 0.2, high: float = 5.0) -> Correction:
-    """Weigh as IcePop (INTELLECT-3, arXiv 2512.16144): the token's w, and what is outside low..high is rejected."""
+    """Weigh as IcePop (INTELLECT-3, arXiv 2512.16144): the token's w, with rejection outside low..high."""
     weights = _weights(tokens, "token")
     return Correction(weights, ~is_within(weights, *_check_range("icepop", low, high)))
 
@@ -64,11 +64,11 @@ def icepop(tokens: TrainedTokens, *, low: float = 0.2, high: float = 5.0) -> Cor
 def rejection(
     tokens: TrainedTokens, *, level: str = "token", high: float | None = None, low: float | None = None
 ) -> Correction:
-    """Reject what is outside low..high, and weigh nothing.
+    """Reject tokens or sequences outside low..high, without weights.
 
     Args:
         tokens: N tokens.
-        level: Of what is compared: "token" w, "sequence" product of w, "geometric" mean of w over a sequence.
+        level: What is compared: "token" w, "sequence" product of w, or "geometric" mean of w over a sequence.
         high: None: 2 for tokens and sequences, 1.001 for the geometric mean.
         low: None: 1 / high.
     """
@@ -85,30 +85,30 @@ def rejection(
 
 
 def veto(tokens: TrainedTokens, *, low: float = 1e-4) -> Correction:
-    """Reject every sequence in which the w of any token, unclamped, is below `low`: 1e-4 to 1e-6."""
+    """Reject every sequence with a token whose unclamped w is below `low` (usually 1e-4 to 1e-6)."""
     return Correction(
         None, broadcast_sequence_any(_raw_log_weights(tokens) < math.log(_check_positive("veto", "low", low)), tokens)
     )
 
 
 def is_within(values: Tensor, low: float, high: float) -> Tensor:
-    """Return bool[N]: low <= value <= high, where a value that only rounding took out of the range is in it."""
+    """Return bool[N]: low <= value <= high, with tolerance for rounding."""
     slack = 8 * torch.finfo(values.dtype).eps
     return (values >= low - slack * max(1.0, abs(low))) & (values <= high + slack * max(1.0, abs(high)))
 
 
 def effective_sample_size(weights: Tensor) -> Tensor:
-    """(sum w)^2 / sum w^2 of float[N]: as many samples of weight one are worth as much; 0 of none."""
+    """Return (sum w)^2 / sum w^2 of float[N]: the equivalent number of samples of weight 1; 0 for no samples."""
     squares = weights.square().sum()
     return torch.where(squares > 0, weights.sum().square() / squares, torch.zeros_like(squares))
 
 
 @torch.no_grad()
 def weight_metrics(log_weights: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Return metrics of weights: float[N] the log w before any bound, float[N] the weights in use.
+    """Return metrics of weights, from float[N] log w before any bound and float[N] weights in use.
 
-    weight_mean and weight_square_mean (`metrics.means` makes chi2 and the effective sample size of them), weight_max,
-    and KL(pi_b || pi_prox) as weight_kl_k1 and weight_kl_k3.
+    They are weight_mean and weight_square_mean (from which `metrics.means` computes chi2 and the effective sample
+    size), weight_max, and KL(pi_b || pi_prox) as weight_kl_k1 and weight_kl_k3.
     """
     raw = log_weights.double()
     ratio = raw.exp()
@@ -123,13 +123,13 @@ def weight_metrics(log_weights: Tensor, weights: Tensor) -> dict[str, Tensor]:
 
 
 def log_weights_of(tokens: TrainedTokens) -> Tensor:
-    """Log pi_prox - log pi_b, held to +-20: float[N], no gradient."""
+    """Return log pi_prox - log pi_b, clamped to +-20: float[N], no gradient."""
     near = tokens.logprobs if tokens.proximal is None else tokens.proximal
     return log_ratio(near.detach(), tokens.behaviour_logprobs)
 
 
 def perplexity_ratio(tokens: TrainedTokens) -> Tensor:
-    """Of each token's sequence, (product of w)^(-1 / L) = perplexity under pi_prox / under pi_b: float[N]."""
+    """Return float[N]: (product of w)^(-1 / L) of each token's sequence = perplexity under pi_prox / under pi_b."""
     return (-broadcast_sequence_mean(log_weights_of(tokens), tokens)).exp()
 
 

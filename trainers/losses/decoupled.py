@@ -1,4 +1,4 @@
-"""Decoupled PPO: the trust region around one policy, the samples from another."""
+"""Decoupled PPO: the trust region is around one policy, the samples come from another."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
     behaviour_upper: float | None = 5.0,
     behaviour_lower: float | None = None,
 ) -> TokenLoss:
-    """Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298): PPO's loss of u times w.
+    """Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298): PPO's loss of ratio u, weighted by w.
 
     w max(-A u, -A clip(u, 1 - clip_low, 1 + clip_high)), u = pi_theta / pi_prox, w = pi_prox / pi_b without gradient.
-    The trust region is around the weights that the version began with, so staleness does not count against it; the
-    weight w corrects for the sampling policy.
+    The trust region is around the weights at the start of the version, so staleness does not use it up; the weight w
+    corrects for the sampling policy.
 
     Args:
         tokens: N tokens with `proximal`, or with `versions` and `version` to interpolate it.
         clip_low: As in `ppo`.
         clip_high: As in `ppo`.
         dual_clip: As in `ppo`.
-        proximal: "forward": TrainedTokens.proximal; "interpolated": `interpolated_proximal`, without that forward pass
-            where no token can be rejected (clamp, no bounds, or `count_rejected`): else who is must be known ahead.
-        behaviour_level: "token", or "sequence": the metric of all tokens is that of their sequence; for the ratio, the
-            geometric mean, which is also the weight then; for the others, the mean.
-        behaviour_action: "mask" takes tokens out of bounds out; "clamp" holds the weight to the bounds (ratio only).
+        proximal: "forward": TrainedTokens.proximal. "interpolated": `interpolated_proximal`; it saves a forward pass
+            only
+        if no token can be rejected (clamp, no bounds, or `count_rejected`), as rejections must be known first.
+        behaviour_level: "token", or "sequence": all tokens get the metric of their sequence. For the ratio this is the
+        geometric mean, which is then also the weight; for the others it is the mean.
+        behaviour_action: "mask" rejects tokens out of bounds; "clamp" clamps the weight to the bounds (ratio only).
         behaviour_metric: "ratio" w, "k1" = -log w, "k2" = (log w)^2 / 2, "k3" = w - 1 - log w.
-        behaviour_upper: Of the metric; None: no bound.
-        behaviour_lower: Of the metric; None: no bound.
+        behaviour_upper: Upper bound of the metric; None: no bound.
+        behaviour_lower: Lower bound of the metric; None: no bound.
     """
     near = _proximal(tokens, proximal)
     log_weights = log_ratio(near, tokens.behaviour_logprobs)
@@ -102,16 +103,16 @@ def behaviour_weights(
 
 
 def interpolated_proximal(logprobs: Tensor, behaviour: Tensor, versions: Tensor, version: int) -> Tensor:
-    """Guess log pi_prox on the line from log pi_b to log pi_theta (A-3PO, arXiv 2512.06547): float[N], no gradient.
+    """Estimate log pi_prox between log pi_b and log pi_theta (A-3PO, arXiv 2512.06547): float[N], no gradient.
 
     log pi_b + alpha (log pi_theta - log pi_b), alpha = (v_prox - v_b) / (v_theta - v_b) within 0..1, and 0 where
-    v_theta <= v_b or v_b is not known.
+    v_theta <= v_b or v_b is unknown.
 
     Args:
         logprobs: float[N], log pi_theta.
         behaviour: float[N], log pi_b.
-        versions: int[N], v_b; -1 where it is not known.
-        version: v_prox, the version that is served while v_theta = version + 1 is being made.
+        versions: int[N], v_b; -1 if unknown.
+        version: v_prox, the served version while v_theta = version + 1 is trained.
     """
     age = version + 1 - versions
     known = (age > 0) & (versions >= 0)

@@ -13,26 +13,26 @@ MAX_LOG_GAP = 10.0
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Take x = log pi_theta - log pi_ref, clamped to +-10: float[N] of float[N].
+    """Return x = log pi_theta - log pi_ref, clamped to +-10: float[N] of float[N].
 
-    Unbiased as a value; as a loss its gradient is log pi's, 0 in expectation: use k2 or k3 there.
+    It is unbiased as a value. As a loss its gradient is that of log pi, which is 0 in expectation: use k2 or k3.
     """
     return _clamp_gap(logprobs, reference)
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Take x^2 / 2, x clamped to +-10: float[N] of float[N]."""
+    """Return x^2 / 2, x clamped to +-10: float[N] of float[N]."""
     return _clamp_gap(logprobs, reference).square() / 2
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Take e^-x - 1 + x, x clamped to +-10: float[N] of float[N]; never negative."""
+    """Return e^-x - 1 + x, x clamped to +-10: float[N] of float[N]; never negative."""
     gap = _clamp_gap(logprobs, reference)
     return torch.expm1(-gap) + gap
 
 
 def cost_to_go(values: Tensor, sequences: Tensor) -> Tensor:
-    """Sum float[N] `values` from each token to the end of its sequence: float[N]; `sequences` as in TrainedTokens."""
+    """Return float[N]: the sum of `values` from each token to its sequence's end; `sequences` as in TrainedTokens."""
     exact = values.double()
     indices = number_sequences(sequences)
     before = exact.cumsum(0) - exact
@@ -41,7 +41,7 @@ def cost_to_go(values: Tensor, sequences: Tensor) -> Tensor:
 
 
 def _clamp_gap(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return x; where the clamp holds it, no gradient."""
+    """Return x clamped; clamped values have no gradient."""
     gap = logprobs - reference
     return torch.where(gap.abs() > MAX_LOG_GAP, gap.detach().clamp(-MAX_LOG_GAP, MAX_LOG_GAP), gap)
 

@@ -1,8 +1,8 @@
-"""M2PO (arXiv 2510.01161): very stale data, held by a bound on the second moment of the log ratio.
+"""M2PO (arXiv 2510.01161): trains on very stale data with a bound on the second moment of the log ratio.
 
-The bound is of a whole minibatch, over all its micro-batches and ranks: `m2po_bounds` finds it once, `m2po` is given
-it. delta = log pi_theta - log pi_b. V are the tokens that go against the trust region: A > 0 and rho > 1, or A < 0 and
-rho < 1.
+The bound holds for a whole minibatch, over all its micro-batches and ranks: `m2po_bounds` computes it once and `m2po`
+takes it. delta = log pi_theta - log pi_b. V is the set of tokens that move out of the trust region: A > 0 and rho > 1,
+or A < 0 and rho < 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIANTS = ("cap", "cap_exact", "cap_suffix", "mask")
 
 @dataclass(frozen=True, slots=True)
 class M2Bounds:
-    """What a whole minibatch allows its tokens."""
+    """The bounds for the tokens of a whole minibatch."""
 
     low: Tensor
     """Scalar: the ratio is clipped to [1 - low, 1 + high]."""
@@ -31,10 +31,10 @@ class M2Bounds:
     moment: Tensor
     """float64 scalar: the mean of delta^2 over V, or over all tokens for a mask, before any bound."""
     kept: Tensor | None = None
-    """bool[N] of the whole minibatch; None: all."""
+    """bool[N] over the whole minibatch: tokens that the mask keeps; None: all."""
 
     def part(self, index: Tensor | slice) -> M2Bounds:
-        """Return what `TrainedTokens.part(index)` needs."""
+        """Return the bounds for `TrainedTokens.part(index)`."""
         return self if self.kept is None else replace(self, kept=self.kept[index])
 
 
@@ -47,20 +47,22 @@ def m2po(
     floor_low: float = 0.0,
     floor_high: float = 0.0,
 ) -> TokenLoss:
-    """PPO's surrogate of pi_theta / pi_b, clipped or masked as far as the second moment asks for.
+    """PPO's surrogate of pi_theta / pi_b, clipped or masked until the second moment is within budget.
 
     Args:
         tokens: N tokens.
-        bounds: Of the minibatch that they are a part of; None: they are the whole.
-        variant: "cap", the authors' code: the largest sample value T with sum over V of min(delta^2, T^2) below
-            budget |V|, ratio clipped to [e^-T, e^T], and to nothing where V is within budget as it is; T = 0 where no
-            value fits. "cap_exact" solves for T instead of taking a sample value. "cap_suffix", AstraFlow's: the
-            largest delta of V after dropping the largest ones until the mean of the rest is below budget; ratio within
-            [0.05, 21] at most. "mask", AReaL's: over all tokens, with pi_prox for pi_theta where the tokens have it,
-            drop the largest delta^2, of equal ones the first, until the mean of the rest is below budget; one is kept.
-        budget: 0.04 for the authors; 0.01 or 0.004 for AstraFlow.
-        floor_low: The cap is never tighter than 1 - floor_low. The authors' default is 0.3; their runs have it off.
-        floor_high: The cap is never tighter than 1 + floor_high. The authors' default is 0.5; their runs have it off.
+        bounds: Bounds of the minibatch; None: the tokens are the whole minibatch.
+        variant: "cap", the authors' code: T is the largest sample value with sum over V of min(delta^2, T^2) below
+        budget |V|; the ratio is clipped to [e^-T, e^T], or not at all if V is within budget; T = 0 if no value
+        fits. "cap_exact" solves for T instead. "cap_suffix", AstraFlow's: drop the largest deltas of V until the
+        mean of the rest is below budget; T is the largest one left, and the ratio stays within [0.05, 21]. "mask",
+        AReaL's: over all tokens, with pi_prox instead of pi_theta if available, drop the largest delta^2 (among
+        equal ones the first) until the mean of the rest is below budget; at least one token is kept.
+        budget: The authors use 0.04; AstraFlow 0.01 or 0.004.
+        floor_low: The cap is never tighter than 1 - floor_low. The authors' default is 0.3, but their runs do not use
+            it.
+        floor_high: The cap is never tighter than 1 + floor_high. The authors' default is 0.5, but their runs do not use
+            it.
     """
     if bounds is None:
         bounds = m2po_bounds(tokens, variant=variant, budget=budget, floor_low=floor_low, floor_high=floor_high)
@@ -90,7 +92,7 @@ def m2po_bounds(
     floor_low: float = 0.0,
     floor_high: float = 0.0,
 ) -> M2Bounds:
-    """Find the bounds from all tokens of a minibatch; parameters as of `m2po`."""
+    """Compute the bounds from all tokens of a minibatch; parameters as of `m2po`."""
     if variant not in VARIANTS or budget < 0:
         raise UsageError(
             f"m2po: variant must be one of {', '.join(VARIANTS)}, and budget at least 0; got {variant} and {budget}"
@@ -122,17 +124,17 @@ def m2po_bounds(
 
 
 def _range(reach: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (low, high) of the ratio range [e^-reach, e^reach]; at MAX_LOG_RATIO it holds every ratio."""
+    """Return (low, high) of the ratio range [e^-reach, e^reach]; at MAX_LOG_RATIO it contains every ratio."""
     return -torch.expm1(-reach), torch.expm1(reach)
 
 
 def _find_beyond(reach: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `reach` and a rounding error more: the token whose delta it is keeps its gradient, not by chance."""
+    """Return `reach` plus a rounding error, so that the token with this delta always keeps its gradient."""
     return torch.where(reach > 0, reach + 8 * torch.finfo(dtype).eps, reach)
 
 
 def _sort_ascending(squares: Tensor, among: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort float64[N] `squares` of the bool[N] tokens: values, then infinity; which are values; how many."""
+    """Sort float64[N] `squares` of the bool[N] tokens; return values padded by infinity, which are values, number."""
     values = torch.where(among, squares, torch.inf).sort().values
     number = among.sum()
     return values, torch.arange(values.numel(), device=values.device) < number, number
@@ -161,7 +163,7 @@ def _solve(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tens
 
 
 def _cut_suffix(values: Tensor, there: Tensor, number: Tensor, budget: float) -> Tensor:  # noqa: ARG001 - as the others
-    """Return the largest T so that the mean of the values up to T^2 is below budget; if there is none, the smallest."""
+    """Return the largest T for which the mean of values up to T^2 is below budget; else the smallest value's."""
     values = torch.where(there, values, 0.0)
     means = values.cumsum(0) / torch.arange(1, values.numel() + 1, device=values.device)
     fits = there & (means < budget)
@@ -174,7 +176,7 @@ def _largest_root(squares: Tensor) -> Tensor:
 
 
 def _build_mask(squares: Tensor, counted: Tensor, budget: float) -> tuple[Tensor, Tensor]:
-    """Return which tokens stay, and the mean before."""
+    """Return which tokens stay, and the mean before masking."""
     number = counted.sum()
     values, order = torch.where(counted, squares, -1.0).sort(descending=True, stable=True)
     indices = torch.arange(values.numel(), device=values.device)

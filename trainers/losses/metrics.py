@@ -1,6 +1,6 @@
-"""What is measured beside a loss: float64 scalars that add up over micro-batches and ranks without a synchronisation.
+"""Metrics of a loss: float64 scalars that add up over micro-batches and ranks without synchronisation.
 
-An entry is a sum over trained tokens, rejected or not, or the largest value where its name ends in `_max`.
+An entry is a sum over trained tokens, rejected or not, or the largest value if its name ends in `_max`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 def ratio_metrics(delta: Tensor) -> dict[str, Tensor]:
     """Return metrics of a loss's log ratio, float[N] `delta` to its pi_old: ratio_mean, ratio_max, kl_k1 and kl_k3.
 
-    pi_old is the policy that sampled, or pi_prox where weights make up for the way to it. kl_* is
-    KL(pi_old || pi_theta): k1 = -delta, k3 = e^delta - 1 - delta (Schulman, "Approximating KL divergence").
+    pi_old is the sampling policy, or pi_prox if weights correct for it. kl_* is KL(pi_old || pi_theta): k1 = -delta, k3
+    = e^delta - 1 - delta (Schulman, "Approximating KL divergence").
     """
     delta = delta.double()
     ratio = delta.exp()
@@ -30,7 +30,7 @@ def ratio_metrics(delta: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def clip_metrics(ratio: Tensor, advantages: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
-    """Count the tokens whose gradient a clip to [1 - low, 1 + high] stops: below, above, and both together."""
+    """Count the tokens that lose their gradient by a clip to [1 - low, 1 + high]: below, above, and in all."""
     ratio = ratio.double()
     below = ((advantages < 0) & (ratio < 1 - low)).sum().double()
     above = ((advantages > 0) & (ratio > 1 + high)).sum().double()
@@ -38,12 +38,12 @@ def clip_metrics(ratio: Tensor, advantages: Tensor, low: Tensor | float, high: T
 
 
 def largest(values: Tensor) -> Tensor:
-    """Return the largest of float[N] as float64; 0 of none."""
+    """Return the largest of float[N] as float64; 0 if N is 0."""
     return values.max().double() if values.numel() else torch.zeros((), dtype=torch.float64, device=values.device)
 
 
 def add_metrics(sums: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of two parts of a minibatch as those of both."""
+    """Combine the metrics of two parts of a minibatch."""
     both = {**sums, **more}
     for name in sums.keys() & more.keys():
         pair = sums[name], more[name]
@@ -52,9 +52,9 @@ def add_metrics(sums: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[
 
 
 def means(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return means over tokens, and the largest values; `tokens`, the count, stays as it is.
+    """Return means over tokens, and the largest values; the count `tokens` is unchanged.
 
-    Of importance weights, also `weight_chi2`, their mean square - 1, and `weight_ess`, the effective sample size
+    For importance weights it adds `weight_chi2`, their mean square - 1, and `weight_ess`, the effective sample size
     (sum w)^2 / sum w^2 as a share of the tokens.
     """
     tokens = sums["tokens"].clamp(min=1)

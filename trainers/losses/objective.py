@@ -1,7 +1,7 @@
-"""A policy loss put together by the names of a recipe: loss, aggregation, correction, KL, entropy.
+"""The training objective, built from a recipe's names: loss, aggregation, correction, KL, entropy.
 
-`policy_loss` is the one call for a batch that is held whole. A learner that cuts its minibatches makes an `Objective`
-once, asks it for the `bounds` and `totals` of each whole minibatch, and for the `share` of each micro-batch.
+For a batch that is not cut, call `policy_loss`. A learner that cuts minibatches builds an `Objective` once, asks it for
+the `bounds` and `totals` of each whole minibatch, and then calls `compute_loss_share` for each micro-batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from headrace.trainers.losses.tokens import (
 
 Loss: TypeAlias = Callable[..., TokenLoss]
 Table: TypeAlias = Mapping[str, Any]
-"""A table of a recipe: `use`, and the options of what it names."""
+"""A table of a recipe: `use` and its options."""
 
 LOSSES: dict[str, Loss] = {
     "ppo": ppo,
@@ -59,9 +59,9 @@ LOSSES: dict[str, Loss] = {
     "dppo": dppo,
     "gpg": gpg,
 }
-"""Shipped losses by the name in a recipe; each is called with TrainedTokens and its options."""
+"""Shipped losses by their recipe names; each is called with TrainedTokens and its options."""
 OWN_AGGREGATION = {"gspo": "sequence_mean", "gmpo": "sequence_mean"}
-"""The aggregation without which a loss is not its paper's; of all others, the token mean."""
+"""The aggregation that a loss needs to match its paper; for other losses, the token mean."""
 KL_PLACES = ("loss", "reward")
 
 
@@ -78,27 +78,28 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
     bounds: M2Bounds | None = None,
     **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the scalar loss to be minimised, with its gradient, and its metrics as means over these tokens.
+    """Return the scalar loss to minimise, with its gradient, and its metrics as means over these tokens.
 
     Args:
         tokens: N tokens of whole sequences.
-        use: A name of LOSSES, or `package.module:function` of the same shape.
-        aggregation: A name of AGGREGATIONS, or a table of `use` and its options; None: the one of the loss's paper.
-        correction: A name of CORRECTIONS, or a table of `use` and its options, or several tables: weights multiply,
-            and a token that one rejects is rejected. With weights, the loss's ratio is to the proximal policy.
-        kl: Table of a KL term to the reference policy: `use` (k1, k2, k3; default k3), `weight` (1e-3), `place`: "loss"
-            or "reward", and `unbiased = true` to multiply the loss term by pi_theta / pi_b, which makes value and
-            gradient right off policy (arXiv 2512.02556). In the reward, weight * KL of pi_b to pi_ref is taken from
-            the reward of each token and so, summed to the end of its sequence, from its advantage.
+        use: A name in LOSSES, or `package.module:function` with the same signature.
+        aggregation: A name in AGGREGATIONS, or a table of `use` and its options; None: the aggregation of the loss's
+            paper.
+        correction: A name in CORRECTIONS, or a table of `use` and its options, or several tables: weights multiply, and
+        each may reject tokens. With weights, the loss's ratio is to the proximal policy.
+        kl: Table of a KL term to the reference policy: `use` (k1, k2, k3; default k3), `weight` (1e-3), `place` ("loss"
+        or "reward"), and `unbiased = true` to multiply the loss term by pi_theta / pi_b, which makes value and
+        gradient right off policy (arXiv 2512.02556). In the reward, weight * KL of pi_b to pi_ref is subtracted
+        from the reward of each token, and thus from the advantage of every token before it in the sequence.
         entropy: Weight of an entropy bonus.
-        count_rejected: Keep rejected tokens in the denominator: then many rejections make a smaller step.
-        totals: Of the minibatch that these tokens are a part of; None: they are the whole.
-        bounds: Of that minibatch, where `use` is m2po.
-        options: Of the loss.
+        count_rejected: Count rejected tokens in the denominator, so that many rejections make a smaller step.
+        totals: Totals of the minibatch; None: these tokens are the whole minibatch.
+        bounds: Bounds of the minibatch, if `use` is m2po.
+        options: Options of the loss.
 
-    A rejected token is out of everything: the policy term, KL, entropy, and the statistics of its sequence. Of a KL in
-    the reward its share in the advantages of the tokens before it stays: it was part of what the sequence earned.
-    Raises UsageError for an unknown name or option, listing the known ones, and for a number that is not finite.
+    A rejected token is left out of everything: the policy term, KL, entropy, and the statistics of its sequence. Only
+    its KL in the reward still counts in the advantages of earlier tokens, as part of the sequence's return. Raises
+    UsageError for an unknown name or option, with the known ones, and for a number that is not finite.
     """
     _check_finite(tokens)
     table = {"use": use, **options}
@@ -112,7 +113,7 @@ def policy_loss(  # noqa: PLR0913 - one for each table of a recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kl:
-    """A KL term; its fields are what a recipe may set. Raises UsageError."""
+    """A KL term; its fields are the keys that a recipe may set. Raises UsageError."""
 
     use: str = "k3"
     weight: float = 1e-3
@@ -132,7 +133,7 @@ class Kl:
             )
 
     def terms(self, tokens: TrainedTokens) -> Tensor:
-        """Per token, float[N], without the weight: of pi_theta in the loss, of pi_b in the reward."""
+        """Return the KL terms float[N] without the weight: of pi_theta in the loss, of pi_b in the reward."""
         if tokens.reference is None:
             raise UsageError(
                 "trainer.kl needs the reference policy's log-probabilities, and TrainedTokens.reference is None"
@@ -150,7 +151,7 @@ class _Prepared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A policy loss with its options, its names found and its options checked: see `objective_of`."""
+    """A training objective with checked names and options; `objective_of` builds it."""
 
     loss: partial[TokenLoss]
     aggregate: partial[Tensor]
@@ -161,7 +162,7 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Of the optional fields of TrainedTokens, those that this objective cannot do without."""
+        """The optional fields of TrainedTokens that this objective needs."""
         needs = {name for name in ("proximal", "versions", "reference", "entropies") if not self._is_unneeded(name)}
         return frozenset(needs | ({"proximal"} if self.corrections or self._is_masked_by_moment else set()))
 
@@ -171,11 +172,11 @@ class Objective:
 
     @property
     def has_lookahead(self) -> bool:
-        """Whether `bounds` or `totals` depend on the log-probabilities under the weights being trained.
+        """Whether `bounds` or `totals` depend on log-probabilities under the current weights.
 
-        Then each optimizer step begins with a forward pass over its whole minibatch. Else `totals` may be asked with
-        any numbers as `TrainedTokens.logprobs`. The `rejected` of a loss of one's own must depend neither on them nor
-        on the entropies.
+        If so, each optimizer step begins with a forward pass over its whole minibatch. If not, `totals` accepts any
+        numbers as `TrainedTokens.logprobs`. The `rejected` of a user's loss must depend neither on log-probabilities
+        nor on entropies.
         """
         options = self.loss.keywords
         guesses = self.loss.func is decoupled_ppo and options.get("proximal") == "interpolated"
@@ -185,9 +186,9 @@ class Objective:
 
     @torch.no_grad()
     def bounds(self, tokens: TrainedTokens) -> M2Bounds | None:
-        """Return what the loss must know of a whole minibatch, from all its tokens; None: nothing.
+        """Return the loss's bounds, computed from all tokens of a minibatch; None if it needs none.
 
-        `bounds.part(index)` goes with `tokens.part(index)`.
+        Use `bounds.part(index)` together with `tokens.part(index)`.
         """
         find = _BOUNDS.get(self.loss.func)
         return None if find is None else find(self._prepare(tokens.detach()).tokens, **self.loss.keywords)
@@ -199,9 +200,9 @@ class Objective:
         """Return the denominators of a minibatch from all its tokens.
 
         Args:
-            tokens: All of the minibatch, or of a rank's part of it: totals add up.
-            all_sequences: Sequences of the minibatch, also those without a token here; None: there are none such.
-            bounds: What `bounds` returned for the minibatch.
+            tokens: All tokens of the minibatch, or of a rank's part of it: totals add up.
+            all_sequences: Number of sequences, also those without a trained token; None: every sequence has one.
+            bounds: Result of `bounds` for the minibatch.
         """
         kept = None if self.count_rejected else self._after_loss(tokens.detach(), bounds).tokens.kept
         return totals_of(tokens.sequences, kept, all_sequences)
@@ -211,8 +212,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a part's share of the loss (the shares of a minibatch add up to it), and metrics as sums over tokens.
 
-        See `trainers.losses.metrics` for how metrics are put together. Raises UsageError without what it needs, such
-        as the bounds of the minibatch: a part's own would depend on how the minibatch was cut.
+        `trainers.losses.metrics` combines the metrics of parts. Raises UsageError for missing input, such as the bounds
+        of the minibatch, which cannot be computed from a part.
         """
         prepared, terms, metrics = self._after_loss(tokens, bounds)
         metrics["tokens"] = torch.full((), terms.numel(), dtype=torch.float64, device=terms.device)
@@ -234,7 +235,7 @@ class Objective:
         return self.aggregate(terms, tokens.sequences, kept, totals), metrics
 
     def _after_loss(self, tokens: TrainedTokens, bounds: M2Bounds | None) -> _Terms:
-        """Return the loss's terms under the correction's weights, and the tokens without any that is rejected."""
+        """Return the loss's terms with the correction's weights, and the tokens without rejected ones."""
         if bounds is None and self.loss.func in _BOUNDS:
             raise UsageError(
                 "m2po needs the bounds of the whole minibatch: call `Objective.bounds` first and pass its result"
@@ -253,7 +254,7 @@ class Objective:
         return _Terms(prepared.without(rejected), terms, add_metrics(metrics, measured))
 
     def _prepare(self, tokens: TrainedTokens) -> _Prepared:
-        """Return the tokens as the loss is to see them."""
+        """Return the tokens as input of the loss."""
         seen = tokens
         if self.kl is not None and self.kl.place == "reward":
             cost = cost_to_go(self.kl.terms(tokens).detach(), tokens.sequences)
@@ -266,7 +267,7 @@ class Objective:
             if one.weights is None:
                 seen = seen.without(one.rejected)
         weights = None
-        left = seen  # The weight of a sequence is over the tokens that no correction which only rejects took out.
+        left = seen  # Sequence weights use the tokens that the rejecting corrections left.
         for correct, one in zip(self.corrections, found, strict=True):
             if one.weights is not None:
                 factors, rejected = one if left is tokens else correct(left)
@@ -284,7 +285,7 @@ class Objective:
         bounds = self.bounds(tokens)
         try:
             self.compute_loss_share(replace(tokens, **{name: None}), totals, bounds)  # type: ignore[arg-type]  # each may be None
-        except Exception:  # noqa: BLE001 - whatever a loss of the user's own raises without it
+        except Exception:  # noqa: BLE001 - any error of a user's loss without the field
             return False
         return True
 
@@ -304,9 +305,9 @@ def objective_of(
     entropy: float = 0.0,
     count_rejected: bool = False,
 ) -> Objective:
-    """Put an objective together from a recipe's settings; the parameters are those of `policy_loss`.
+    """Build an objective from a recipe's settings; the parameters are those of `policy_loss`.
 
-    Raises UsageError for a name or an option that there is not, or a value out of range, before any batch is there.
+    Raises UsageError for an unknown name or option, or a value out of range, before the first batch.
     """
     found, name = _bind_options("trainer.loss", loss, LOSSES)
     own = OWN_AGGREGATION.get(name, "token_mean")
@@ -319,7 +320,7 @@ def objective_of(
     if not math.isfinite(entropy):
         raise UsageError(f"trainer.entropy: the weight must be finite, got {entropy}")
     tokens, totals = _example()
-    # Values out of range are for the functions to refuse.
+    # The functions refuse values out of range.
     with _blame("trainer.aggregation"):
         aggregate(torch.zeros(2), tokens.sequences, None, totals)
     with _blame("trainer.correction"):
@@ -350,10 +351,10 @@ def _check_finite(tokens: TrainedTokens) -> None:
 
 @contextmanager
 def _blame(where: str) -> Iterator[None]:
-    """Add to an error which table it is about."""
+    """Add the name of the table to an error."""
     try:
         yield
-    except Exception as error:  # whatever a loss of the user's own raises
+    except Exception as error:  # any error of a user's loss
         raise UsageError(f"{where}: {describe_with_location(error)}") from error
 
 
@@ -373,7 +374,7 @@ def _bind_options(
 
 
 def _example() -> tuple[TrainedTokens, Totals]:
-    """Return two made-up tokens with all that a loss may ask for."""
+    """Return two example tokens with all optional fields."""
     names = ("behaviour_logprobs", "advantages", "proximal", "reference", "entropies")
     others = {name: torch.zeros(2) for name in names}
     numbers = torch.zeros(2, dtype=torch.int64)

@@ -19,8 +19,8 @@ def ppo(
 ) -> TokenLoss:
     """PPO's clipped surrogate (arXiv 1707.06347): max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)).
 
-    rho = pi_theta / pi_b, the *behaviour* policy (bypass): one forward pass, and a mismatch between engine and trainer
-    counts against the trust region.
+    rho = pi_theta / pi_b, with the *behaviour* policy as old policy: this saves a forward pass, but a mismatch between
+    engine and trainer uses up part of the trust region.
 
     Args:
         tokens: N tokens.
@@ -38,14 +38,14 @@ def ppo(
 
 
 def surrogate(ratio: Tensor, advantages: Tensor, low: Bound, high: Bound) -> Tensor:
-    """Take max(-A ratio, -A clip(ratio, 1 - low, 1 + high)): float[N] of two float[N]."""
+    """Return max(-A ratio, -A clip(ratio, 1 - low, 1 + high)): float[N] of two float[N]."""
     free = -advantages * ratio
     bound = -advantages * torch.clamp(ratio, 1 - low, 1 + high)  # type: ignore[arg-type]  # both numbers or both tensors
     return torch.where(bound > free, bound, free)
 
 
 def apply_dual_clip(terms: Tensor, advantages: Tensor, bound: float | None) -> tuple[Tensor, dict[str, Tensor]]:
-    """Hold the terms of tokens with A < 0 to at most -bound A; None leaves them. The second is a metric of it."""
+    """Limit the terms of tokens with A < 0 to at most -bound A (None: no limit); return them with a metric."""
     if bound is None:
         return terms, {}
     if bound <= 1:

@@ -1,4 +1,4 @@
-"""Losses whose ratio is of a whole sequence; their papers take the mean over sequences."""
+"""Losses with one ratio per sequence; their papers use the mean over sequences."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def gspo(
 ) -> TokenLoss:
     """GSPO (arXiv 2507.18071): PPO's surrogate of s = exp(mean of log pi_theta - log pi_b over a sequence's tokens).
 
-    The term of each token is its sequence's loss, so that the sequence mean gives every sequence the same weight, as
-    in the paper; with the token mean, longer ones weigh more.
+    The term of each token is its sequence's loss. So the sequence mean gives every sequence the same weight, as in the
+    paper; with the token mean, longer sequences get more weight.
 
     Args:
         tokens: N tokens.

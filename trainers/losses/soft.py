@@ -1,4 +1,4 @@
-"""Losses that hold the ratio by a gate or a weight instead of PPO's clip."""
+"""Losses that limit the ratio by a gate or a weight instead of PPO's clip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, log_ratio
 def cispo(tokens: TrainedTokens, *, clip_low: float | None = None, clip_high: float = 4.0) -> TokenLoss:
     """CISPO (MiniMax-M1, arXiv 2506.13585): -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi_theta.
 
-    The weight is clipped and not the gradient, so that every token keeps one; rho = pi_theta / pi_b.
+    The weight is clipped, not the gradient, so every token keeps a gradient; rho = pi_theta / pi_b.
 
     Args:
         tokens: N tokens.
@@ -63,8 +63,8 @@ def dppo(
 ) -> TokenLoss:
     """DPPO with KL (arXiv 2602.04879, 2602.02276): -mask adv_tau A rho + kl_tau (log rho)^2, rho = pi_theta / pi_b.
 
-    p are the probabilities of the token under either policy. The second term is on all tokens, masked or not, and its
-    log rho is not held to +-20 as that of rho is: what has gone furthest is pulled back most.
+    p_theta and p_b are the token's probabilities under the two policies. The second term is on all tokens, masked or
+    not. Its log rho is not clamped to +-20, so tokens with the largest ratio are pulled back most.
 
     Args:
         tokens: N tokens.

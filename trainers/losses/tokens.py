@@ -1,4 +1,4 @@
-"""What losses are computed from and give back: flat vectors over the N trained tokens of a batch, never padded ones."""
+"""Input and output of losses: flat vectors over the N trained tokens of a batch, without padding."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Count: TypeAlias = int | Tensor
 
 MAX_LOG_RATIO = 20.0
 
-_OLD_NAME = "TrainedTokens.behaviour is called behaviour_logprobs now"
+_OLD_NAME = "TrainedTokens.behaviour is deprecated: use TrainedTokens.behaviour_logprobs"
 
 
 def _take_old_name(made: Any) -> Any:
-    """Let `behaviour_logprobs` be given by its old name too, also to `replace`, with a DeprecationWarning."""
+    """Accept `behaviour_logprobs` by its old name too, also in `replace`, with a DeprecationWarning."""
     make = made.__init__
 
     @wraps(make)
     def init(self: TrainedTokens, *arguments: Any, **named: Any) -> None:
         if "behaviour" in named:
             warnings.warn(_OLD_NAME, DeprecationWarning, stacklevel=2)
-            named["behaviour_logprobs"] = named.pop("behaviour")  # `replace` gives both, the other being as it was
+            named["behaviour_logprobs"] = named.pop("behaviour")  # `replace` gives both, the other unchanged
         make(self, *arguments, **named)
 
     made.__init__ = init
@@ -39,38 +39,38 @@ def _take_old_name(made: Any) -> Any:
 @_take_old_name
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """The trained tokens of some whole sequences; float vectors are all float32 or all float64, on one device.
+    """The trained tokens of whole sequences; float vectors are all float32 or all float64, on one device.
 
     A sequence without a trained token has no entry here; `Totals.all_sequences` counts it.
     """
 
     logprobs: Tensor
-    """float[N], log pi_theta of each token under the weights being trained; carries the gradient."""
+    """float[N], log pi_theta of each token under the current weights; with gradient."""
     behaviour_logprobs: Tensor
-    """float[N], log pi_b: what the engine reported when it sampled the token."""
+    """float[N], log pi_b, as the engine reported it when it sampled the token."""
     advantages: Tensor
     """float[N]"""
     sequences: Tensor
-    """int64[N], the sequence of each token: the tokens of a sequence are adjacent, in their order."""
+    """int64[N], the sequence of each token; the tokens of a sequence are adjacent and in order."""
     proximal: Tensor | None = None
     """float[N], log pi_prox under the weights at the start of the version; no gradient."""
     reference: Tensor | None = None
     """float[N], log pi_ref; no gradient."""
     entropies: Tensor | None = None
-    """float[N], of the distribution each token was drawn from; with gradient where the loss cannot do without them."""
+    """float[N], the entropy of each token's distribution; with gradient if the objective needs it."""
     versions: Tensor | None = None
-    """int[N], the weight version that generated each token; -1 where it is not known."""
+    """int[N], the weight version that generated each token; -1 if unknown."""
     version: int | None = None
-    """The version whose weights `proximal` is of: the one before the version being made."""
+    """The version of `proximal`'s weights: the last version before the one being trained."""
     kept: Tensor | None = None
     """bool[N], False where a correction rejected the token; None keeps all. See `trainers.losses.correction`."""
 
     def __post_init__(self) -> None:
-        """Refuse what would be computed with and give another loss.
+        """Refuse input that would silently give a wrong loss.
 
-        Raises UsageError for vectors that are not of one length, which would be broadcast, and for tokens of a sequence
-        that are not adjacent, which would count as several sequences. The latter is looked for on the CPU only:
-        elsewhere the answer would have to be waited for.
+        Raises UsageError for vectors of different lengths, which would be broadcast, and for tokens of a sequence that
+        are not adjacent, which would count as several sequences. The second check is made on the CPU only, because
+        elsewhere it needs a synchronisation.
         """
         shapes = {name: tuple(one.shape) for name in _VECTORS if (one := getattr(self, name)) is not None}
         if len(set(shapes.values())) != 1 or self.logprobs.ndim != 1:
@@ -84,32 +84,32 @@ class TrainedTokens:
                 )
 
     def count_changes(self) -> dict[str, int]:
-        """Return how often each vector was changed in place so far."""
+        """Return how often each vector was changed in place."""
         vectors = {name: one for name in _VECTORS if (one := getattr(self, name)) is not None}
         return {name: one._version for name, one in vectors.items() if not one.is_inference()}  # noqa: SLF001 - torch has no other
 
     @property
     def behaviour(self) -> Tensor:
-        """Deprecated: the name that losses of users may still read."""
+        """Deprecated name of `behaviour_logprobs`, which users' losses may still read."""
         warnings.warn(_OLD_NAME, DeprecationWarning, stacklevel=2)
         return self.behaviour_logprobs
 
     def part(self, index: Tensor | slice) -> TrainedTokens:
-        """Return the tokens at `index`, int64[M], bool[N] or a slice; it must hold whole sequences, in their order."""
+        """Return the tokens at `index` (int64[M], bool[N] or a slice), which must select whole sequences in order."""
         cut = {
             name: getattr(self, name)[index]
             for name in _VECTORS
-            if getattr(self, name) is not None  # an optional vector that is not there
+            if getattr(self, name) is not None  # skip a missing optional vector
         }
         return replace(self, **cut)
 
     def detach(self) -> TrainedTokens:
-        """Return the same numbers without gradient."""
+        """Return the tokens without gradient."""
         entropies = None if self.entropies is None else self.entropies.detach()
         return replace(self, logprobs=self.logprobs.detach(), entropies=entropies)
 
     def without(self, rejected: Tensor | None) -> TrainedTokens:
-        """Return them with bool[N] `rejected` taken out of `kept`; None changes nothing."""
+        """Return the tokens with bool[N] `rejected` removed from `kept`; None changes nothing."""
         if rejected is None:
             return self
         return replace(self, kept=~rejected if self.kept is None else self.kept & ~rejected)
@@ -129,25 +129,25 @@ _VECTORS = (
 
 
 class TokenLoss(NamedTuple):
-    """What a loss function returns."""
+    """The result of a loss function."""
 
     terms: Tensor
-    """float[N], to be minimised; an aggregation makes the scalar of them."""
+    """float[N], terms to minimise; an aggregation turns them into a scalar."""
     metrics: Mapping[str, Any]
-    """Numbers: sums over the tokens, or the largest value where the name ends in `_max`."""
+    """Numbers: sums over the tokens, or the largest value if the name ends in `_max`."""
     rejected: Tensor | None = None
-    """bool[N], tokens that the loss takes out altogether (not those whose gradient a clip stops); None: none."""
+    """bool[N], tokens that the loss rejects (not those that a clip leaves without gradient); None: none."""
 
 
 OF_THE_LEARNER = frozenset({"loss", "tokens"})
-"""Metrics that no loss may give: they are those of the whole objective."""
+"""Metric names that no loss may use, because the objective uses them."""
 
 
 def check_loss_terms(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-    """Return terms, metrics as float64 scalars, and what is rejected, of what a loss function returned.
+    """Return terms, metrics as float64 scalars, and rejected tokens from a loss function's result.
 
-    A metric may be any number, and carry a gradient; terms alone have no metrics. Raises UsageError, naming what is
-    wrong.
+    A metric may be any number, also with gradient. A result of terms alone has no metrics. Raises UsageError for a
+    wrong result.
     """
     given = TokenLoss(found, {}) if isinstance(found, Tensor) else found
     if not isinstance(given, TokenLoss):
@@ -176,15 +176,15 @@ def _metric(name: str, value: Any, terms: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over a whole minibatch: the denominators of aggregations, whatever micro-batch they are used on.
+    """Counts over a whole minibatch: the denominators of aggregations for all its micro-batches.
 
-    `a + b` are the totals of two parts that share no sequence, such as those of two ranks.
+    `a + b` are the totals of two parts without a common sequence, such as those of two ranks.
     """
 
     tokens: Count
-    """Trained tokens, without the rejected ones unless an aggregation is to count them."""
+    """Trained tokens, without rejected ones unless `count_rejected` is set."""
     sequences: Count
-    """Sequences with at least one such token."""
+    """Sequences with at least one of these tokens."""
     all_sequences: Count
     """All sequences, also those without a trained token."""
 
@@ -197,12 +197,12 @@ class Totals:
 
 
 def totals_of(sequences: Tensor, kept: Tensor | None = None, all_sequences: Count | None = None) -> Totals:
-    """Count int64[N] `sequences`, and of them the bool[N] `kept` tokens.
+    """Return the totals of the bool[N] `kept` tokens in int64[N] `sequences`.
 
     Args:
         sequences: The sequence of each token, as in TrainedTokens.
         kept: Tokens that count; None: all.
-        all_sequences: Where some sequences have no trained token; None: as many as are named in `sequences`.
+        all_sequences: Number of sequences, if some have no trained token; None: those in `sequences`.
     """
     begins = mark_sequence_begins(sequences)
     there = begins.sum()
@@ -221,36 +221,36 @@ def mark_sequence_begins(sequences: Tensor) -> Tensor:
 
 
 def number_sequences(sequences: Tensor) -> Tensor:
-    """Return int64[N]: 0 for the tokens of the first sequence that is there, 1 for those of the second, ..."""
+    """Return int64[N]: 0 for the tokens of the first sequence present, 1 for those of the second, ..."""
     return mark_sequence_begins(sequences).cumsum(0) - 1
 
 
 def sum_sequences(values: Tensor, sequences: Tensor) -> Tensor:
     """Return float[N]: entry k is the sum of float[N] `values` over the k-th sequence; entries after the last are 0.
 
-    One entry per token, not per sequence: the size is then known without asking the device.
+    It has one entry per token, not per sequence, so that its size is known without a synchronisation.
     """
     return torch.zeros_like(values).index_add(0, number_sequences(sequences), values)
 
 
 def broadcast_sequence_sum(values: Tensor, tokens: TrainedTokens) -> Tensor:
-    """Sum float[N] `values` over the kept tokens of each token's sequence: float[N]."""
+    """Return float[N]: the sum of float[N] `values` over the kept tokens of each token's sequence."""
     counted = values if tokens.kept is None else torch.where(tokens.kept, values, torch.zeros_like(values))
     return sum_sequences(counted, tokens.sequences)[number_sequences(tokens.sequences)]
 
 
 def broadcast_sequence_mean(values: Tensor, tokens: TrainedTokens) -> Tensor:
-    """Return the mean of float[N] `values` over the kept tokens of each token's sequence, 0 of none: float[N]."""
+    """Return float[N]: the mean of float[N] `values` over the kept tokens of each token's sequence; 0 if none."""
     return broadcast_sequence_sum(values, tokens) / broadcast_sequence_sum(torch.ones_like(values), tokens).clamp(min=1)
 
 
 def broadcast_sequence_any(flags: Tensor, tokens: TrainedTokens) -> Tensor:
-    """Return whether any kept token of each token's sequence has its flag, bool[N] of bool[N]."""
+    """Return bool[N]: whether any kept token of each token's sequence has its flag in bool[N] `flags`."""
     return broadcast_sequence_sum(flags.to(tokens.behaviour_logprobs.dtype), tokens) > 0
 
 
 def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
-    """Log pi_theta - log pi_b, held to +-20 (no gradient beyond) so that its exponential stays finite."""
+    """Return log pi_theta - log pi_b, clamped to +-20 (no gradient beyond), so that its exponential stays finite."""
     delta = logprobs - behaviour
     bounded = delta.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.where(delta.abs() > MAX_LOG_RATIO, bounded, delta)

@@ -1,4 +1,4 @@
-"""From where on `batches` a successor must read to have all that it needs. No I/O."""
+"""Finds the offset on `batches` from which a successor must read. No I/O."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from headrace.trainers.health import HEALTH_LOOK_BACK
 
 @dataclass(slots=True)
 class _Section:
-    """The record of a version, and those before it back to the version before."""
+    """The record of a version, and the records between it and the last version."""
 
     begin: int
-    """No record of it is before this offset."""
+    """No record of the section is before this offset."""
     concluded: dict[int, int] = field(default_factory=dict)
-    """Last offset that the records conclude, by partition of the curated topic."""
+    """Last offset concluded by the records, by partition of the curated topic."""
 
 
 @dataclass(slots=True)
 class BatchOffsets:
-    """Remembers what the records on `batches` conclude, as far back as somebody may ask.
+    """Remembers what the records on `batches` conclude, as far back as it may be needed.
 
-    A successor treats a curated record as open if it is at or after its checkpoint's position and no record
-    concludes which it has read. It wants the metrics of LOOK_BACK versions besides.
+    A successor treats a curated record as open if it is at or after its checkpoint's position and no record that the
+    successor has read concludes it. It also needs the metrics of LOOK_BACK versions.
     """
 
     begin: int = 0
@@ -38,19 +38,19 @@ class BatchOffsets:
         self._newest = _Section(self.begin)
 
     def conclude(self, record: BatchTrained) -> None:
-        """Take in a record that is being written, or was read."""
+        """Take in a record that was read or is being written."""
         evicted = (eviction.group for eviction in record.evictions if eviction.group)
         last = self._newest.concluded
         for use in (*record.groups, *evicted):
             last[use.partition] = max(last.get(use.partition, -1), use.offset)
 
     def note_written(self, offset: int) -> None:
-        """Take in the offset of the record of the version that was concluded last."""
+        """Take in the offset of the last version's record."""
         self._sections.append(self._newest)
         self._newest = _Section(offset + 1)
 
     def find_first_needed(self, positions: Mapping[int, int]) -> int:
-        """Return from where to read, and forget what is before it; positions only grow from call to call."""
+        """Return the offset to read from, and forget everything before it; positions must never decrease."""
         while len(self._sections) > HEALTH_LOOK_BACK and _is_before(self._sections[0], positions):
             self._sections.popleft()
         return (self._sections[0] if self._sections else self._newest).begin

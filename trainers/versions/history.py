@@ -1,4 +1,4 @@
-"""A trainer's past, from its topics: read once, after its transactional id fenced whoever wrote before."""
+"""A trainer's history from its topics: read once, after its transactional id has fenced earlier trainers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from headrace.trainers.versions.batch_offsets import BatchOffsets
 log = structlog.get_logger()
 
 LAST_RECORDS = 64
-"""Offsets before the end of the weights topic among which there is a record, beside the marks of transactions."""
+"""Offsets at the end of the weights topic that contain at least one record besides transaction markers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightStretch:
-    """The newest whole weights of a policy, and the deltas since: what leads a new worker to the newest version."""
+    """The newest whole weights of a policy and all later deltas, from which a new worker gets the newest version."""
 
     whole: WeightsPublished | None = None
     deltas: tuple[WeightsPublished, ...] = ()
@@ -54,7 +54,7 @@ class WeightStretch:
 
     @property
     def events(self) -> tuple[WeightsPublished, ...]:
-        """All of it, in the order in which a worker applies it."""
+        """All events, in the order in which a worker applies them."""
         return () if self.whole is None else (self.whole, *self.deltas)
 
     @property
@@ -63,7 +63,7 @@ class WeightStretch:
         return size_of(self.whole) if self.whole else 0
 
     def with_event(self, event: WeightsPublished) -> WeightStretch:
-        """Return the stretch when this is published too."""
+        """Return the stretch after this event is published too."""
         if is_whole(event):
             return WeightStretch(event)
         return replace(self, deltas=(*self.deltas, event), delta_bytes=self.delta_bytes + size_of(event))
@@ -71,44 +71,44 @@ class WeightStretch:
 
 @dataclass(slots=True)
 class History:
-    """A trainer's past."""
+    """A trainer's history."""
 
     checkpoints: dict[int, CheckpointPointer] = field(default_factory=dict)
-    """Pointers by version, of all checkpoints that were ever taken, but for those that are retired."""
+    """Pointers of all checkpoints by version, except retired ones."""
     retired: tuple[int, ...] = ()
-    """Versions of the checkpoints that `headrace gc` has deleted, or is about to."""
+    """Versions of the checkpoints that `headrace gc` has deleted or is about to delete."""
     batches: list[BatchTrained] = field(default_factory=list)
-    """Records that made a version, oldest first."""
+    """Records with a version, oldest first."""
     last: BatchTrained | None = None
-    """The newest record, whether it made a version or only reported evictions."""
+    """The newest record, with a version or with evictions only."""
     concluded: set[tuple[int, int]] = field(default_factory=set)
     """(partition, offset) of the curated records that were trained, evicted or refused."""
     published: WeightsPublished | None = None
-    """The newest."""
+    """The newest weights event of a version."""
     stretch: WeightStretch = WeightStretch()
     anchor_offset: int = -1
     """Offset of the record of its whole weights on the weights topic."""
     begun: StepBegun | None = None
-    """The step that was begun last after a start."""
+    """The last step that was begun after a start."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer, as the newest anchor names them."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
-    """Offsets of the records that made, or concluded, what is here."""
+    """Offsets of the records on `batches`."""
 
     @property
     def checkpoint(self) -> CheckpointPointer | None:
-        """The newest, None before the first."""
+        """Pointer of the newest checkpoint; None before the first."""
         return self.checkpoints[max(self.checkpoints)] if self.checkpoints else None
 
 
 def read_history(run: Run, policy_variant: str, *, recent: bool = False) -> History:
-    """Read a policy's past up to the high watermarks of this moment.
+    """Read a policy's history up to the current high watermarks.
 
     Args:
         run: The run.
         policy_variant: The policy or shadow.
-        recent: Read only what a trainer needs that comes back by the newest checkpoint: of the batches those since, and
-            of the weights those since the newest whole ones.
+        recent: Read only what a trainer needs to resume from the newest checkpoint: the batches since then, and the
+            weights since the newest whole weights.
     """
     topics, fold = run.topics, _Fold(run.run_id, run.topics, policy_variant, recent=recent)
     state = run.state_partition_id(trainer_component(policy_variant))
@@ -128,7 +128,7 @@ def read_history(run: Run, policy_variant: str, *, recent: bool = False) -> Hist
 
 
 def _find_newest_anchor(run: Run, policy_variant: str) -> int:
-    """Return the offset of the newest whole weights' record, as the newest record names it; 0 where none does."""
+    """Return the offset of the newest whole weights' record, as named by the newest record; 0 if there is none."""
     partition_id = (run.topics.weights(policy_variant), 0)
     end = fetch_end_offsets(run.connection, [partition_id])[partition_id]
     found = 0
@@ -141,19 +141,19 @@ def _find_newest_anchor(run: Run, policy_variant: str) -> int:
 
 
 def fold_history(messages: Iterable[Message], run_id: str, topics: Topics, policy_variant: str) -> History:
-    """Return a policy's past from the messages of its topics batches, weights and state."""
+    """Return a policy's history from the messages of its topics batches, weights and state."""
     return _Fold(run_id, topics, policy_variant, recent=False).of(messages)
 
 
 class _Fold:
-    """Takes in messages of a policy's topics; a recent past wants those of `state` first."""
+    """Takes in messages of a policy's topics; for a recent history those of `state` must come first."""
 
     def __init__(self, run_id: str, topics: Topics, policy_variant: str, *, recent: bool) -> None:
         self._run_id, self._topics, self._policy_variant, self._recent = run_id, topics, policy_variant, recent
         self._history, self._retired = History(), Retired(run_id, [policy_variant])
 
     def of(self, messages: Iterable[Message]) -> History:
-        """Return the past of these messages and all before."""
+        """Return the history after these and all earlier messages."""
         history = self._history
         batches, weights = self._topics.batches(self._policy_variant), self._topics.weights(self._policy_variant)
         for message in messages:
@@ -214,7 +214,7 @@ def _fold_event(history: History, event: WeightsPublished, offset: int) -> None:
     elif not is_version(event):
         return
     history.stretch = history.stretch.with_event(event)
-    if is_version(event) or history.published is None:  # a recent past may begin with weights published whole once more
+    if is_version(event) or history.published is None:  # a recent history may begin with reuploaded whole weights
         history.published = event
     history.files = event.files or history.files
 
@@ -222,11 +222,11 @@ def _fold_event(history: History, event: WeightsPublished, offset: int) -> None:
 def read_waiting_groups(
     run: Run, policy_variant: str, history: History
 ) -> tuple[list[Message], dict[PartitionId, int]]:
-    """Return the curated records that the window of the trainer before held, and where it had read to.
+    """Return the curated records in the last trainer's window, and the positions to which it had read.
 
-    That is all between the newest checkpoint's positions and the last record's that was neither trained nor evicted,
-    nor became a dead letter. Known by their offsets, not by their groups: a group that was dead and is driven here once
-    more is another record, and one that nobody could read then may be readable now.
+    These are all records between the newest checkpoint's positions and the last record's positions that were not
+    trained, evicted or made dead letters. They are identified by their offsets, not by their groups: a dead group that
+    is sent back is another record, and an unreadable record may be readable now.
     """
     partition_ids = find_whole_topics(run.connection, [run.topics.curated(policy_variant)])
     begin = _offsets(partition_ids, history.checkpoint.positions if history.checkpoint else ())
@@ -253,7 +253,7 @@ def _is_ours(message: Message, run_id: str) -> bool:
 
 
 def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStartExamples:
-    """Wait until the feeder has put worked examples into the store. Raises StopRequested."""
+    """Wait until the feeder has announced worked examples. Raises StopRequested."""
     state = run.state_partition_id(trainer_component(policy))
     with TopicReader(run.connection, {state: 0}, f"examples.{policy}") as reader:
         log_due = time.monotonic() + 5

@@ -1,7 +1,7 @@
-"""Whether the store still has what leads a new worker to the newest version, and when the trainer checks it.
+"""Checks that the store still has all objects for the newest version, and decides when the trainer checks.
 
-A delta that is lost stops a run: workers that are too far behind play nothing, so the trainer gets no batch, and the
-next anchor is that of a batch. Nothing shows it to the trainer but that no group comes; then it checks for itself.
+A lost delta would stop a run: workers that are too far behind stop playing, so the trainer gets no batch, and without a
+batch no new anchor comes. The trainer notices only that no groups come; then it checks the store.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import WeightsPublished
 
 FIRST_CHECK_S, LONGEST_PAUSE_S = 10.0, 600.0
-"""How long no group came when the trainer checks first; the pause doubles from check to check, up to the other."""
+"""Seconds without a group before the first check; the pause doubles after each check, up to the second value."""
 
 
 def find_lost_object(
     store: ObjectStore, events: Sequence[WeightsPublished], *, read: bool = False, apply: bool = False
 ) -> str:
-    """Return what is wrong with the first object that leads nowhere; empty when all do. Raises StoreUnavailable.
+    """Describe the first lost or damaged object; return an empty text if all are good. Raises StoreUnavailable.
 
     Args:
-        store: Where they are.
-        events: What leads from nothing to a version, that version last.
-        read: Read the objects too, rather than only ask whether they are there.
-        apply: Make the version of them, too: one whose bytes are those that were stored may have been wrong from the
-            beginning. Takes the memory of a version.
+        store: Store of the objects.
+        events: Whole weights and deltas up to a version, in order.
+        read: Also read the objects, instead of only checking that they exist.
+        apply: Also build the version from them, because stored bytes may have been wrong from the beginning. Needs the
+        memory of a version.
     """
     for event in events:
         for claim in list_claims(event):
@@ -52,7 +52,7 @@ def find_lost_object(
 
 
 class StoreChecks:
-    """When a trainer that gets no groups checks the store: the first time only whether the objects are there.
+    """Decides when a trainer without groups checks the store; the first check is only for existence.
 
     Args:
         clock: Seconds that never go back.
@@ -66,7 +66,7 @@ class StoreChecks:
         self._checks = 0
 
     def is_due(self, starved_since: float) -> bool:
-        """Return whether to check now, which counts as a check; the last group came at `starved_since` by the clock."""
+        """Return whether to check now, and count the check; the last group came at `starved_since` by the clock."""
         if starved_since != self._since:
             self._since, self._checks = starved_since, 0
             self._pauses.reset()
@@ -79,10 +79,10 @@ class StoreChecks:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the check under way reads the objects: not the first, which costs next to nothing."""
+        """Whether the current check reads the objects: every check but the first, which is cheap."""
         return self._checks > 1
 
     @property
     def is_applying(self) -> bool:
-        """Whether it makes the newest version of them, too: from the third on."""
+        """Whether the current check also builds the newest version: from the third check on."""
         return self._checks > 2

@@ -1,9 +1,10 @@
-"""From a batch to a version that can be committed. The learner steps in one thread; uploading runs in another.
+"""Turns batches into versions that can be committed. The learner steps in one thread; another thread uploads.
 
 The learner never waits for the network. After a step, a snapshot of the weights is taken, and the learner is free. The
-hash, the delta, the upload and the checkpoint are made from the snapshot. A version that is made while an older one is
-being uploaded waits. If the next version is made first, the waiting one is left out: it is only hashed, and the next
-delta spans the gap. Versions come out in order. To publish one is the trainer's: its event goes into a transaction.
+hash, the delta, the upload and the checkpoint are made from the snapshot. A version that is ready while an older
+version is uploading waits. If the next version is ready first, the waiting version is only hashed, not uploaded, and
+the next delta spans the gap. Versions come out in order. The trainer publishes a version: it writes the event in a
+transaction.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from headrace.trainers.versions.publisher import VersionUploader, upload_checkpo
 log = structlog.get_logger()
 
 MOST_AHEAD = 4
-"""The most versions that may be begun and not committed; at this number the learner waits."""
+"""Most versions that may be begun but not committed; at this number the learner waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True)
 class UploadedVersion:
-    """What a version's transaction needs."""
+    """Data of an uploaded version for its transaction."""
 
     weights_hash: str
     event: WeightsPublished | None
-    """The weights event; None when the version was only hashed."""
+    """The weights event; None if the version was only hashed."""
     checkpoint: Stored | None
 
 

@@ -1,7 +1,8 @@
-"""What a version goes through to be published, in four steps: snapshot, encode, upload, announce.
+"""Publishes a version in four steps: snapshot, encode, upload, announce.
 
-The first copies the values to publish out of the learner's way. The next two touch no state of it. The last only makes
-the record that the trainer's transaction carries: the event is the commit, and an object without one is garbage.
+The first step copies the learner's values. The next two do not touch the learner. The last step only makes the record
+for the trainer's transaction: a version is published when its event is committed; an object without an event is
+garbage.
 """
 
 from __future__ import annotations
@@ -39,29 +40,29 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What the next delta is taken on: the weights of the newest event."""
+    """The base of the next delta: the weights of the newest event."""
 
     version: int
     epoch: int
     tensors: Mapping[str, Tensor]
     weights_hash: str
     stretch: WeightStretch
-    """What leads to the version as it was published."""
+    """Whole weights and deltas of the published version."""
     is_published: bool = True
-    """False where an epoch begins: these weights are others than those, and the next version is published whole."""
+    """False at the begin of an epoch: these weights differ from the published ones, so the next version is whole."""
 
 
 class VersionUploader:
-    """Uploads the versions of a policy or shadow: each as a delta on the one before, now and then whole.
+    """Uploads the versions of a policy or shadow, each as a delta on the last version, sometimes whole.
 
     One thread at a time may use it; in a trainer that is the upload thread.
 
     Args:
         run: The run whose store takes the objects.
         policy_variant: The policy or shadow.
-        files: Config and tokenizer, and an adapter's base, which go beside every anchor.
+        files: Files beside every anchor: config, tokenizer, and an adapter's base.
         base: The newest uploaded version; None uploads the next one whole.
-        shard_bytes: Larger anchors are cut into several files, as Hugging Face's tools do it.
+        shard_bytes: Larger anchors are cut into several files, as by Hugging Face's tools.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class VersionUploader:
     ) -> None:
         self.files = files
         self.base = base
-        """What the next delta is taken on; no longer needed when `upload_version` has returned."""
+        """The base of the next delta; no longer needed when `upload_version` has returned."""
         self._shard_bytes = shard_bytes
         self._run, self._policy_variant = run, policy_variant
         self._settings = run.recipe.trainer_of(policy_variant)
@@ -84,9 +85,9 @@ class VersionUploader:
     def upload_version(
         self, named: Mapping[str, Tensor], version: int, *, epoch: int = 0, given_up: threading.Event | None = None
     ) -> WeightsPublished:
-        """Encode and upload a version; return its event, which is to be written in the version's transaction.
+        """Encode and upload a version; return its event for the version's transaction.
 
-        The next delta will be one on these tensors: leave them alone. Raises StoreUnavailable when the upload is given
+        The next delta is based on these tensors, so do not change them. Raises StoreUnavailable if the upload is given
         up while the store is unreachable.
         """
         begin = time.monotonic()
@@ -120,11 +121,11 @@ class VersionUploader:
     def reupload_lost_version(
         self, *, read: bool = False, apply: bool = False, given_up: threading.Event | None = None
     ) -> WeightsPublished | None:
-        """Look whether a new worker could get the newest version; if not, upload it whole once more.
+        """Check whether a new worker could fetch the newest version; if not, upload it whole again.
 
-        Return the event of that, for a transaction, or None where there is nothing to do. Where an epoch begins, the
-        weights that were published cannot be made here: then it is an anchor of the version under the new epoch.
-        Nobody is asked but the store: what workers say of themselves moves nothing. Raises StoreUnavailable.
+        Returns the event of the upload, for a transaction, or None if nothing was uploaded. At the begin of an epoch
+        the published weights cannot be remade, so the event is an anchor of the version in the new epoch. Only the
+        store is checked; reports of workers are not used. Raises StoreUnavailable.
 
         Args:
             read: As in `find_lost_object`.
@@ -166,7 +167,7 @@ class VersionUploader:
         )
 
     def _encode_delta(self, named: Mapping[str, Tensor], found: str, version: int, epoch: int) -> bytes | None:
-        """Return the delta to publish; None when it is time for an anchor, or no delta leads there."""
+        """Return the delta to publish; None if an anchor is due or no delta is possible."""
         base, settings = self.base, self._settings
         if (
             base is None
@@ -187,7 +188,7 @@ class VersionUploader:
     def _upload_anchor(
         self, named: Mapping[str, Tensor], found: str, given_up: threading.Event | None, *, anew: bool = False
     ) -> tuple[ClaimCheck, tuple[NamedObject, ...]]:
-        """Store the files of an anchor; return the last of them, which is the only one or the index, and the others."""
+        """Store the files of an anchor; return the last one (the only file, or the index) and the others."""
         stored = [
             NamedObject(name, self._run.put(pieces, "weights", PurePath(name).suffix, given_up, anew=anew))
             for name, pieces in files_of(named, found, shard_bytes=self._shard_bytes)
@@ -211,7 +212,7 @@ class VersionAnnouncer:
         self._anchor_offset = anchor_offset
 
     def build_message(self, event: WeightsPublished) -> Outgoing:
-        """Return an event as it goes to its topic; a delta's names the offset of the newest anchor there."""
+        """Return the message of an event; a delta's event names the offset of the newest anchor on the topic."""
         if event.kind == DELTA:
             event = replace(event, anchor_offset=self._anchor_offset)
         key = f"{event.version}".encode()
@@ -223,7 +224,7 @@ class VersionAnnouncer:
             self._anchor_offset = offset
 
     def announce(self, writer: TransactionalWriter, event: WeightsPublished, *records: Outgoing) -> None:
-        """Write an event, and what belongs to it, in a transaction of its own."""
+        """Write an event and its records in a separate transaction."""
         writer.begin()
         ticket, *_ = writer.produce([self.build_message(event), *records])
         writer.commit()
@@ -233,9 +234,9 @@ class VersionAnnouncer:
 def upload_files(
     run: Run, files: Mapping[str, Content], given_up: threading.Event | None = None
 ) -> tuple[NamedObject, ...]:
-    """Store config and tokenizer, and an adapter's base, which go beside every anchor; equal files are one object.
+    """Store the files beside every anchor: config, tokenizer, an adapter's base. Equal files are one object.
 
-    Raises StoreUnavailable when this is given up while the store is unreachable.
+    Raises StoreUnavailable if the upload is given up while the store is unreachable.
     """
     return tuple(NamedObject(name, run.put(data, "files", given_up=given_up)) for name, data in files.items())
 
@@ -259,7 +260,7 @@ def store_checkpoint(
 def build_pointer(
     run: Run, policy_variant: str, fingerprint: dict[str, str], window: WindowMark, stored: Stored
 ) -> Outgoing:
-    """Return the record of a checkpoint that is stored, for a transaction."""
+    """Return the record of a stored checkpoint, for a transaction."""
     record = CheckpointPointer(
         run_id=run.run_id,
         policy=policy_of(policy_variant),
@@ -280,12 +281,12 @@ def build_pointer(
 
 @dataclass(frozen=True, slots=True)
 class WindowMark:
-    """What a checkpoint's pointer records beside where it is."""
+    """Data in a checkpoint's pointer besides the object."""
 
     version: int
     epoch: int
     weights_hash: str
     positions: tuple[Position, ...] = ()
-    """Offsets from which to read the curated topic again so that nothing of the window is missed."""
+    """Offsets from which the curated topic must be read again to rebuild the window."""
     batches_offset: int = -1
-    """Offset from which `batches` tells what of this was concluded; -1 for the beginning."""
+    """Offset from which `batches` says which of these records are concluded; -1 for the beginning."""

@@ -1,6 +1,6 @@
-"""Versions made again: from a checkpoint and the batches after it, as a resume and `headrace retrain` do it.
+"""Remakes versions from a checkpoint and the batches after it, for a resume and for `headrace retrain`.
 
-Wherever `Learner.fingerprint` is equal, and the settings are those of the time, the same bits come out.
+With an equal `Learner.fingerprint` and the original settings, the results have the same bits.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from headrace.trainers.learner.step_metrics import StepMetrics
 
 @dataclass(frozen=True, slots=True)
 class Remade:
-    """A version that was made again."""
+    """A remade version."""
 
     batch: BatchTrained
-    """What the log records of it."""
+    """The version's record on the log."""
     groups: list[DecodedGroup]
     metrics: StepMetrics
 
@@ -43,10 +43,10 @@ class Remade:
 def load_learner_at(
     objects: ObjectSource, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe, variant: str = ""
 ) -> Learner:
-    """Return a learner as it was at a checkpoint, to go on under a recipe: as the same policy variant, or as another.
+    """Return a learner at a checkpoint, to continue with a recipe, as the same policy variant or another.
 
-    `files` hold the model's config, and the base of its adapter where it has one. Raises ObjectMissing, ObjectCorrupt,
-    WeightsError, FilesError, and CheckpointError when the checkpoint's weights are not those that its pointer names.
+    `files` hold the model's config, and the base of its adapter if it has one. Raises ObjectMissing, ObjectCorrupt,
+    WeightsError, FilesError, and CheckpointError if the checkpoint's weights do not match its pointer.
     """
     assert pointer.checkpoint is not None  # noqa: S101 - every pointer has one
     data = objects.get(pointer.checkpoint)
@@ -62,31 +62,30 @@ def load_learner_at(
         learner.load_state(state)
     if (learner.version, hash_learner(learner)) != (pointer.version, pointer.weights_hash):
         raise CheckpointError(
-            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} of weights "
-            f"{hash_learner(learner)}; its record names version {pointer.version} of {pointer.weights_hash}"
+            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} with weights hash "
+            f"{hash_learner(learner)}, but its record says version {pointer.version}, hash {pointer.weights_hash}"
         )
     return learner
 
 
 def hash_learner(learner: Learner) -> str:
-    """Return the hash of the learner's weights as they are published."""
+    """Return the hash of the learner's published weights."""
     return hash_weights(learner.snapshot_weights())
 
 
 def remake(
     run: Run, policy_variant: str, learner: Learner, batches: Sequence[BatchTrained], recipes: Sequence[Recipe]
 ) -> Iterator[Remade]:
-    """Train the learner on these batches of a run again, one version after the other, and yield after each.
+    """Train the learner again on these batches of a run, and yield each remade version.
 
     Args:
-        run: Whose curated topic holds the groups.
+        run: The run whose curated topic holds the groups.
         policy_variant: The policy or shadow that the batches trained.
-        learner: At the version before the first batch.
+        learner: A learner at the version before the first batch.
         batches: Consecutive versions.
-        recipes: By number of the revision that a batch was trained under.
+        recipes: Recipes by revision number.
 
-    Raises LineageBroken when a version or one of its groups is not on the topics any more, and what `Learner.step`
-    raises.
+    Raises LineageBroken if a version or one of its groups is no longer on the topics, and the errors of `Learner.step`.
     """
     return train_again(read_trained_groups(run, policy_variant, batches), policy_variant, learner, recipes)
 
@@ -97,7 +96,7 @@ def train_again(
     learner: Learner,
     recipes: Sequence[Recipe],
 ) -> Iterator[Remade]:
-    """Train the learner on batches that come with their groups, as `remake` does."""
+    """Train the learner on batches with their groups; see `remake`."""
     for batch, groups in batches:
         if batch.version != learner.version + 1:
             raise LineageBroken(
@@ -113,7 +112,7 @@ def train_again(
 def _load_model(
     objects: ObjectSource, files: tuple[NamedObject, ...], *, is_base: bool
 ) -> transformers.PreTrainedModel:
-    """Return a model of the published config: the base beside it, or else one whose weights are anything."""
+    """Return a model of the published config: the adapter's base, or else a model with arbitrary weights."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(files, Path(folder), objects.get)
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -1,4 +1,4 @@
-"""How a trainer that died comes back: its newest checkpoint, the batches after it, the window that waited."""
+"""Resumes a trainer after its death: from the newest checkpoint, the batches after it, and the window."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAY_EVERY_S = 5.0
 
 @dataclass(slots=True)
 class ResumedTrainer:
-    """A trainer's memory at the moment it begins or goes on."""
+    """A trainer's state when it begins or resumes."""
 
     learner: Learner
     uploader: VersionUploader
@@ -43,34 +43,34 @@ class ResumedTrainer:
     weights_hash: str
     """Hash of the learner's weights, as published."""
     positions: dict[PartitionId, int]
-    """Offsets from which to read on."""
+    """Offsets from which to read."""
     waiting: list[Message] = field(default_factory=list)
-    """Curated records before these positions that the window held."""
+    """Curated records before these positions that were in the window."""
     recent: Sequence[Mapping[str, float]] = ()
     """Metrics of the newest versions, oldest first."""
     is_successor: bool = False
-    """Whether a trainer was here before."""
+    """Whether there was an earlier trainer."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
     """Offsets of the records on `batches`."""
     begun: StepBegun | None = None
-    """A step to the next version that was noted, and ended its process."""
+    """A noted step to the next version that ended its process."""
 
 
 def resume(run: Run, policy_variant: str, history: History, stop: threading.Event) -> ResumedTrainer:
-    """Load the newest checkpoint and train the batches after it again, up to the last published version.
+    """Load the newest checkpoint and train again on the batches after it, up to the last published version.
 
-    Raises StopRequested between two versions, LineageBroken when what they were trained on is gone.
+    Raises StopRequested between two versions, and LineageBroken if their groups are deleted.
     """
     published = history.published
-    assert published is not None  # noqa: S101 - the caller looked
+    assert published is not None  # noqa: S101 - checked by the caller
     learner = _load_newest_checkpoint(run, policy_variant, history, history.files)
     if learner.version < max(history.checkpoints):
-        history = read_history(run, policy_variant)  # it needs batches before those that were read
+        history = read_history(run, policy_variant)  # it needs earlier batches than those read
     with open_heartbeat(run, policy_variant, "resuming") as beat:
         _train_again(run, policy_variant, learner, history, _Progress(policy_variant, stop, beat))
     if learner.version < published.version:
         raise LineageBroken(
-            f"{run.topics.batches(policy_variant)} holds no batch of version {learner.version + 1}, and version "
+            f"{run.topics.batches(policy_variant)} holds no batch of version {learner.version + 1}, but version "
             f"{published.version} is published: were records of this topic deleted?"
         )
     learner.apply_settings(run.recipe.trainer_of(policy_variant), run.recipe.seed)
@@ -101,7 +101,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
 
 
 def _load_newest_checkpoint(run: Run, policy_variant: str, history: History, files: tuple[NamedObject, ...]) -> Learner:
-    """Return a learner at the newest checkpoint that can be read; an older one only costs time."""
+    """Return a learner at the newest readable checkpoint; an older one only costs time."""
     for version in sorted(history.checkpoints, reverse=True):
         try:
             return load_learner_at(run, history.checkpoints[version], files, run.recipe)
@@ -133,7 +133,7 @@ class _Progress:
 
 
 def _train_again(run: Run, policy_variant: str, learner: Learner, history: History, progress: _Progress) -> None:
-    """Train the batches after the checkpoint again; log where the weights first differ without a reason."""
+    """Train again on the batches after the checkpoint; log the first unexplained difference of weights."""
     again = [batch for batch in history.batches if batch.version > learner.version]
     here, alike = learner.fingerprint(), True
     log.info("trainer.resuming", policy=policy_variant, checkpoint=learner.version, versions=len(again))
@@ -147,13 +147,13 @@ def _train_again(run: Run, policy_variant: str, learner: Learner, history: Histo
                 version=batch.version,
                 expected=batch.weights_hash,
                 got=hash_learner(learner),
-                why="the same batch on the same hardware gave other weights, which must not be: please report it",
+                why="the same batch on the same hardware gave different weights, which is a defect: please report it",
             )
         progress.report(batch.version, again[-1].version)
 
 
 def _choose_epoch(policy_variant: str, learner: Learner, history: History, got: str) -> int:
-    """Return the epoch to go on under: one is an unbroken chain of weights, made under one fingerprint."""
+    """Return the epoch to continue with: an epoch is an unbroken chain of weights with one fingerprint."""
     if history.batches:
         last = history.batches[-1]
         epoch, expected, then = last.epoch, last.weights_hash, last.fingerprint
@@ -162,7 +162,7 @@ def _choose_epoch(policy_variant: str, learner: Learner, history: History, got: 
         assert start is not None  # noqa: S101 - the learner comes from one
         epoch, expected, then = start.epoch, start.weights_hash, start.fingerprint
     begun = history.published
-    if begun is not None and begun.epoch > epoch:  # by an anchor of the same version, and no batch came after it
+    if begun is not None and begun.epoch > epoch:  # begun by an anchor of the same version, with no batch after it
         epoch, expected, then = begun.epoch, begun.weights_hash, learner.fingerprint()
     differing = list_differences(then, learner.fingerprint())
     if got == expected and not differing:

@@ -1,8 +1,8 @@
-"""What a task selector is: which problems are worth a rollout.
+"""The interface of task selectors, which decide which problems are worth a rollout.
 
 A selector is built as `Selector(seed=…, **settings)`, one per workflow. It answers *now* or *not now* to a problem and
-learns from every finished group, also from those that a filter dropped. Its state, random numbers included, is part of
-the feeder's, so a run can be repeated. Source of the interface: arXiv 2506.02177 (GRESO).
+learns from every finished group, also from groups that a filter dropped. Its state, including its random numbers, is
+part of the feeder's state, so a run can be repeated. Source of the interface: arXiv 2506.02177 (GRESO).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from headrace.envs.contract import Problem
 from headrace.schemas.records import Outcome
 
 MOST_REJECTIONS = 256
-"""So many in a row, and the next problem is taken unasked: no selector can starve a run."""
+"""After so many rejections in a row the feeder takes the next problem anyway: no selector can starve a run."""
 
 
 class Selector(Protocol):
-    """Decides before a rollout. What it raises ends the feeder: no task is accepted silently."""
+    """Decides before a rollout. An exception ends the feeder: no task is accepted silently."""
 
     def select(self, problem: Problem) -> bool:
         """Return whether the problem is worth a rollout now."""
@@ -27,10 +27,10 @@ class Selector(Protocol):
         """Learn from a finished group of the workflow, kept or dropped."""
 
     def on_version(self, version: int) -> None:
-        """Learn that one of the workflow's policies has a version newer than any before."""
+        """Take in that one of the workflow's policies has a newer version."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state as JSON has it. It is written with every turn's tasks: keep it small."""
+        """Return the state as JSON. Keep it small: it is written with every turn's tasks."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take the state that `snapshot` returned."""
@@ -38,22 +38,22 @@ class Selector(Protocol):
 
 @runtime_checkable
 class ChoosesTier(Protocol):
-    """A selector that also chooses where the next problem comes from."""
+    """A selector that also chooses the tier of the next problem."""
 
     def choose(self, tiers: Sequence[str]) -> str:
-        """Return one of the tiers that the recipe asks, given easiest first; empty for the environment's own order."""
+        """Return one of the recipe's tiers, which come easiest first; an empty text for the environment's own order."""
 
 
 @runtime_checkable
 class KnowsSize(Protocol):
-    """A selector that goes by passes over the data set."""
+    """A selector that counts passes over the data set."""
 
     def on_size(self, size: int | None) -> None:
-        """Learn how many training problems there are, None for no end: at the start, and when the tier is raised."""
+        """Take in the number of training problems (None: endless), at the start and when the tier is raised."""
 
 
 class AcceptAll:
-    """Every problem is worth a rollout. Also the base of selectors that learn only from some of the events."""
+    """Accepts every problem. Also the base class of selectors that learn only from some of the events."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

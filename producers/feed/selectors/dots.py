@@ -1,4 +1,4 @@
-"""Difficulty-targeted selection: ask what the policy solves about half the time (DOTS, arXiv 2506.05316)."""
+"""Difficulty-targeted selection: prefer problems that the policy solves half the time (DOTS, arXiv 2506.05316)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headrace.schemas.records import Outcome
 
 @dataclass
 class Dots:
-    """Takes a share of the problems that come by, drawn without replacement with P(q) ~ exp(-|d_q - target| / tau).
+    """Takes a share of the offered problems, drawn without replacement with P(q) ~ exp(-|d_q - target| / tau).
 
-    d_q is the task's own moving average of success; an unseen task has d = target, so unseen ones come first. The paper
-    predicts d_q by attention over embeddings of a reference set, which a feeder without a model has not.
+    d_q is the task's moving average of success; an unseen task has d = target, so unseen tasks come first. The paper
+    predicts d_q by attention over embeddings of a reference set, but the feeder has no model for this.
 
     The draw is the Gumbel-top-k trick (arXiv 1903.06059): the k largest of -|d_q - target| / tau + Gumbel noise are a
-    draw of k without replacement with P, and nothing is exponentiated, however small tau is. Here k is `share` of the
-    last `window` problems offered: a problem is taken if its key is among the k largest of the window that ends with
-    it. So a data set of any size goes by once a pass, in its own order, and a task is never taken twice in a row.
+    draw of k without replacement with P, without any exponential, however small tau is. Here k is `share` of the last
+    `window` problems offered: a problem is taken if its key is among the k largest of the window that ends with it. So
+    each pass offers every problem once, in the data set's order, and no task is taken twice in a row.
     """
 
     seed: int
@@ -32,14 +32,14 @@ class Dots:
     tau: float = 1e-3
     """Almost greedy; 0.1 is a soft preference."""
     share: float = 0.25
-    """Share of the problems offered that is rolled out."""
+    """Share of the offered problems to roll out."""
     window: int = 256
-    """Problems that one is compared with; the paper's reference set has as many."""
+    """Number of problems with which a problem is compared; the size of the paper's reference set."""
     decay: float = 0.5
-    """Decay of the average; lower than elsewhere, as d is to be that of the current policy."""
+    """Decay of the average; lower than in other selectors, because d should describe the current policy."""
     success_above: float = 0.0
     remember: int = REMEMBER
-    """Most tasks whose average is kept; one that is forgotten is unseen."""
+    """Most tasks whose average is kept; a forgotten task counts as unseen."""
     rates: SuccessRates = field(init=False)
     draws: HashedDraws = field(init=False)
     keys: deque[float] = field(init=False)

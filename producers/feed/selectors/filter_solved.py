@@ -1,4 +1,4 @@
-"""Filter solved: stop asking what the policy already solves."""
+"""Filter solved: no longer roll out tasks that the policy already solves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.schemas.records import Outcome
 
 @dataclass
 class FilterSolved:
-    """Rejects a task whose average success has reached a threshold, but for a re-test now and then.
+    """Rejects a task whose average success has reached a threshold, except for an occasional retest.
 
     s <- decay * s + (1 - decay) * share of rewards above `success_above`, after every finished group of the task;
     roll out while s < threshold. With the defaults a task that is solved every time is dropped after 29 groups
@@ -28,10 +28,10 @@ class FilterSolved:
     prior: float = 0.0
     """Average of a task before its first group."""
     retest: float = 0.05
-    """Chance that a solved task is asked all the same; a policy may forget."""
+    """Chance that a solved task is rolled out anyway, because a policy may forget."""
     success_above: float = 0.0
     remember: int = REMEMBER
-    """Most tasks whose average is kept; one that is forgotten is asked again."""
+    """Most tasks whose average is kept; a forgotten task is rolled out again."""
     rates: SuccessRates = field(init=False)
     draws: HashedDraws = field(init=False)
 
@@ -41,7 +41,7 @@ class FilterSolved:
         self.draws = HashedDraws(self.seed, "filter_solved")
 
     def select(self, problem: Problem) -> bool:
-        """Return whether the task is not solved, or is to be tested again."""
+        """Return whether the task is unsolved or due for a retest."""
         return self.rates.rate(problem.task_id) < self.threshold or self.draws.next() < self.retest
 
     def observe(self, outcome: Outcome) -> None:

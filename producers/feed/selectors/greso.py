@@ -15,7 +15,7 @@ from headrace.schemas.rewards import EQUAL
 
 @dataclass(slots=True)
 class ResultCounts:
-    """Results since the last version, and those of them with equal rewards."""
+    """Counts since the last version: all results, and results with equal rewards by kind."""
 
     easy: int = 0
     hard: int = 0
@@ -24,10 +24,10 @@ class ResultCounts:
 
 @dataclass(slots=True)
 class Arming:
-    """Counts the pass that arms the controller."""
+    """Counts the pass after which the controller starts."""
 
     length: int | None
-    """Results of a pass; None while it is not known."""
+    """Results in a pass; None while unknown."""
     begun: bool = False
     """Whether a version above 0 was seen."""
     observed: int = 0
@@ -43,15 +43,15 @@ class Arming:
 
 @dataclass
 class Greso:
-    """Rejects a task the likelier the longer its streak z of groups with equal rewards is.
+    """Rejects a task with a probability that grows with its streak z of groups with equal rewards.
 
     A streak is of one kind: easy if the mean reward is above `easy_above`, else hard; a result of the other kind begins
     a new one, a result with variance ends it. P(roll out) = max(p_kind**z, floor_kind), and 1 for z = 0.
 
-    Controller, once per new version whatever the jump: p_kind falls by `step` when the share of that kind among the
-    results since the version before is at least `target_kind`, else it rises by `step`, within [p_min, p_max]. It is
-    armed by one pass: as many results as the data set has problems, counted after the first version above 0. Skipping
-    acts from the start. Groups of fewer than two members have no variance and are passed over.
+    The controller acts once per new version, however far the version jumps. p_kind falls by `step` when the share of
+    that kind among the results since the last version is at least `target_kind`; else it rises by `step`, within
+    [p_min, p_max]. It starts after one pass: as many results as the data set has problems, counted after the first
+    version above 0. Skipping acts from the start. Groups of fewer than two members have no variance and are ignored.
 
     Floors are those of AstraFlow's recipes; its class has 0.10 and 0.40. The authors' code has one floor of 0.01.
     """
@@ -68,7 +68,7 @@ class Greso:
     floor_hard: float = 0.30
     easy_above: float = 0.5
     pass_size: int | None = None
-    """Results that arm the controller; by default the size of the data set. Without end it is never armed."""
+    """Results after which the controller starts; by default the size of the data set. Never for endless data."""
     remember: int = REMEMBER
     """Most tasks whose streak is kept; tasks without one take no room."""
     streaks: TaskMemory = field(init=False)
@@ -101,7 +101,7 @@ class Greso:
         return max(p ** abs(streak), floor)
 
     def select(self, problem: Problem) -> bool:
-        """Throw the coin for a task with a streak."""
+        """Draw whether a task with a streak is rolled out."""
         chance = self.chance(problem.task_id)
         return chance >= 1 or self.draws.next() < chance
 
@@ -115,7 +115,7 @@ class Greso:
         if max(rewards) - min(rewards) > EQUAL:
             self.streaks.drop(outcome.task_id)
             return
-        is_easy = rewards[0] > self.easy_above  # any of them is the mean
+        is_easy = rewards[0] > self.easy_above  # all are equal, so each is the mean
         before = int(self.streaks.get(outcome.task_id, 0))
         self.counts.easy += is_easy
         self.counts.hard += not is_easy
@@ -123,11 +123,11 @@ class Greso:
         self.streaks.note(outcome.task_id, longer)
 
     def on_size(self, size: int | None) -> None:
-        """Learn how long a pass is."""
+        """Take in the length of a pass."""
         self.arming.length = self.pass_size or size
 
     def on_version(self, version: int) -> None:
-        """Move p when armed, and count anew."""
+        """Move p if the controller has started, and set the counts to 0."""
         counts, self.counts = self.counts, ResultCounts()
         if self.arming.armed and counts.total:
             self.p_easy = self._move(self.p_easy, falls=counts.easy >= self.target_easy * counts.total)

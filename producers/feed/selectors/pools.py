@@ -1,4 +1,4 @@
-"""Difficulty pools: tasks fall into three pools by their last group, and each pool has a weight."""
+"""Difficulty pools: a task's last group puts it into one of three pools, and each pool has a weight."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headrace.schemas.records import Outcome
 
 @dataclass
 class Pools:
-    """Rolls a task out with the chance weight / largest weight, so that tasks come in proportion to their weights.
+    """Rolls a task out with probability weight / largest weight, so that rollouts are in proportion to the weights.
 
-    A task is hard up to a mean reward of `hard_up_to`, normal up to `normal_up_to`, easy above; edges belong to the
-    pool below. Source: prime-rl's difficulty pools.
+    A task is hard up to a mean reward of `hard_up_to` (inclusive), normal up to `normal_up_to` (inclusive), and easy
+    above. Source: prime-rl's difficulty pools.
     """
 
     seed: int
@@ -28,7 +28,7 @@ class Pools:
     hard_up_to: float = 0.25
     normal_up_to: float = 0.75
     remember: int = REMEMBER
-    """Most tasks whose mean is kept; one that is forgotten is unseen."""
+    """Most tasks whose mean is kept; a forgotten task counts as unseen."""
     means: TaskMemory = field(init=False)
     """Task to the mean reward of its last group."""
     draws: HashedDraws = field(init=False)
@@ -53,7 +53,7 @@ class Pools:
         return self.hard if mean <= self.hard_up_to else self.normal if mean <= self.normal_up_to else self.easy
 
     def select(self, problem: Problem) -> bool:
-        """Throw the coin of the task's pool."""
+        """Draw with the probability of the task's pool."""
         largest = max(self.hard, self.normal, self.easy, self.unseen)
         return self.draws.next() * largest < self.weight(problem.task_id)
 

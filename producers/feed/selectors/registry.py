@@ -1,4 +1,4 @@
-"""Selectors by the names that recipes use, and several of them as one."""
+"""Selectors by their recipe names, and the combination of several selectors into one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SELECTORS = {
 
 
 class AllOf:
-    """Several selectors as one: a problem must be worth it to each, asked in order up to the first that rejects it.
+    """Combines several selectors: a problem must be accepted by each; they are asked in order until one rejects.
 
-    Its state is by name. After a change of the recipe the selectors that stay keep theirs, new ones begin anew.
-    Raises UsageError when two of them choose the tier.
+    The state is stored by selector name. After a change of the recipe, selectors that stay keep their state, and new
+    selectors start empty. Raises UsageError when two of them choose the tier.
     """
 
     def __init__(self, selectors: Mapping[str, Selector]) -> None:
@@ -42,11 +42,11 @@ class AllOf:
 
     @property
     def chooser(self) -> str:
-        """Name of the one that chooses the tier; empty for none."""
+        """Name of the selector that chooses the tier; empty if none does."""
         return next(iter(self._choosing), "")
 
     def choose(self, tiers: Sequence[str]) -> str:
-        """Return the tier that a selector chooses; empty when none of them does."""
+        """Return the tier that a selector chooses; empty if no selector chooses tiers."""
         found = self._selectors.get(self.chooser)
         return found.choose(tiers) if isinstance(found, ChoosesTier) else ""
 
@@ -65,7 +65,7 @@ class AllOf:
             selector.on_version(version)
 
     def on_size(self, size: int | None) -> None:
-        """Report the size to those that go by passes."""
+        """Pass the size on to selectors that count passes."""
         for selector in self._selectors.values():
             if isinstance(selector, KnowsSize):
                 selector.on_size(size)
@@ -75,14 +75,14 @@ class AllOf:
         return {name: selector.snapshot() for name, selector in self._selectors.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Give each its state back."""
+        """Restore the state of each selector."""
         for name, selector in self._selectors.items():
             if name in state:
                 selector.restore(state[name])
 
 
 def load_selectors(named: Sequence[Named], seed: int) -> AllOf:
-    """Build the selectors that a recipe names, as one. Raises UsageError."""
+    """Build the selectors that a recipe names, combined into one. Raises UsageError."""
     names = [one.use for one in named]
     if len(set(names)) < len(names):
         raise UsageError(f"feed.selector names {', '.join(names)}: name each selector only once in the recipe")
@@ -90,7 +90,7 @@ def load_selectors(named: Sequence[Named], seed: int) -> AllOf:
 
 
 def load_feed_selectors(feed: Feed, seed: int) -> AllOf:
-    """Build the selectors of a recipe's feed, as one. Raises UsageError, also where two of its keys choose the tier."""
+    """Build the selectors of a recipe's feed as one. Raises UsageError, also if two keys choose the tier."""
     selectors = load_selectors(feed.selector, seed)
     if selectors.chooser and feed.raise_tier:
         raise UsageError(

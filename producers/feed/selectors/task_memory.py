@@ -1,4 +1,4 @@
-"""What selectors remember of tasks, within bounds, and what they take from a finished group."""
+"""Bounded memory of selectors about tasks, and the success rates that they compute from finished groups."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ REMEMBER = 16_384
 """Tasks that a selector remembers by default. All of them make a snapshot of 0.4 to 0.7 MB, written in 6 to 20 ms with
 every turn that issues tasks, ten a second at the most."""
 LONGEST_ID = 32
-"""Characters of a task id that is kept as it is."""
+"""Most characters of a task id that is stored unchanged."""
 
 
 class TaskMemory:
-    """A number per task. Beyond `most` tasks the one that was noted longest ago is forgotten: it is unseen again.
+    """A number per task. Beyond `most` tasks, the task noted longest ago is forgotten and counts as unseen.
 
     A task id over 32 characters is kept as a hash of 16, so an entry takes at most some 60 bytes of a snapshot.
     """
@@ -52,7 +52,7 @@ class TaskMemory:
         return dict(self._numbers)
 
     def restore(self, numbers: Mapping[str, float]) -> None:
-        """Take what `snapshot` returned; of more than are to be remembered now, the newest."""
+        """Take what `snapshot` returned; if it has too many entries, keep the newest."""
         self._numbers = dict(numbers)
         self._forget()
 
@@ -77,11 +77,11 @@ class SuccessRates:
         self._rates = TaskMemory(remember)
 
     def rate(self, name: str) -> float:
-        """Return an average in [0, 1]; the prior for what was not seen."""
+        """Return an average in [0, 1]; the prior for an unseen name."""
         return self._rates.get(name, self._prior)
 
     def observe(self, name: str, outcome: Outcome) -> None:
-        """Take in a group; one without rewards changes nothing."""
+        """Take in a group; ignore a group without rewards."""
         rewards = list_finite_rewards(outcome)
         if rewards:
             success = fmean(float(reward > self._above) for reward in rewards)
@@ -97,7 +97,7 @@ class SuccessRates:
 
 
 def list_finite_rewards(outcome: Outcome) -> tuple[float, ...]:
-    """Return the members' rewards as they were before any filter, those that are numbers."""
+    """Return the members' finite rewards from before any filter."""
     return tuple(reward for reward in outcome.rewards if math.isfinite(reward))
 
 

@@ -16,11 +16,11 @@ from headrace.schemas.records import Outcome
 
 @dataclass
 class Tiers(AcceptAll):
-    """Chooses the tier of every problem: the newest that is open, and now and then one before it.
+    """Chooses the tier of every problem: the newest open tier, and sometimes an earlier tier.
 
-    The next tier opens when the moving average of success of the newest reaches `threshold`; with the defaults that is
-    after 16 groups at the least (1 - 0.9**16 = 0.815). What is open stays open. `floor` is the share of problems from
-    all earlier tiers together. Every problem of the chosen tier is worth a rollout.
+    The next tier opens when the newest tier's moving average of success reaches `threshold`; with the defaults this
+    takes at least 16 groups (1 - 0.9**16 = 0.815). Open tiers stay open. `floor` is the share of problems from all
+    earlier tiers together. Every problem of the chosen tier is accepted.
     """
 
     seed: int
@@ -40,7 +40,7 @@ class Tiers(AcceptAll):
         self.draws = HashedDraws(self.seed, "tiers")
 
     def choose(self, tiers: Sequence[str]) -> str:
-        """Return the tier of the next problem. Raises UsageError when the environment has none."""
+        """Return the tier of the next problem. Raises UsageError if the environment has no tiers."""
         if not tiers:
             raise UsageError('feed.selector "tiers" needs an environment that has tiers, such as arithmetic or mixture')
         newest = next((index for index, tier in enumerate(tiers) if tier not in self.passed), len(tiers) - 1)

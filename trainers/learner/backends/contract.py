@@ -1,4 +1,4 @@
-"""What a learner asks of the processes that it runs on, and the answer of a single one."""
+"""The interface between a learner and the processes that it runs on, and its form for a single process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.trainers.learner.logprobs import TokenScorer
 
 
 class Backend(Protocol):
-    """How a model's weights, and the micro-batches of a step, lie on processes.
+    """Distributes a model's weights and the micro-batches of a step over processes.
 
     All processes of one learner call the same methods in the same order with the same shapes; each method may wait for
     the others. `docs/trainer-backends.md` shows how to write one.
@@ -22,31 +22,31 @@ class Backend(Protocol):
     share: tuple[int, int]
     """(i, n): this process takes the micro-batches i, i + n, i + 2n, ... of every step."""
     leads: bool
-    """Whether this is the process that keeps what is published and stored."""
+    """Whether this process keeps the weights to publish and to store."""
     fingerprint: Mapping[str, str]
-    """What bit-equality depends on beside the device's numerics; empty for one process."""
+    """All that bit-equality depends on besides the device's numerics; empty for one process."""
 
     def place(self, scorer: TokenScorer) -> None:
-        """Put the compute copy where it belongs, in place. It has its final dtype; its values are given afterwards."""
+        """Place the compute copy on its devices, in place. It has its final dtype; its values come later."""
 
     def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-        """Copy the first process's `whole` to where `like`, one of the placed parameters, is; None: to everyone.
+        """Copy the first process's `whole` to the placement of `like`, a placed parameter; None: to every process.
 
-        On the other processes `whole` gives shape and dtype alone.
+        On the other processes `whole` only gives shape and dtype.
         """
 
     def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the whole of a tensor that is placed like a parameter, or was computed from such ones.
+        """Return the whole of a tensor that is placed like a parameter or computed from such tensors.
 
-        It may be rounded to `dtype`: that is all the caller wants of it.
+        The result may be rounded to `dtype`.
         """
 
     def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
-        """Return the sum, or the largest, of every element over the n that `share` counts."""
+        """Return the elementwise sum or maximum over the n processes of `share`."""
 
 
 class SingleProcess:
-    """All of it here."""
+    """The backend of a single process."""
 
     share = (0, 1)
     leads = True
@@ -56,17 +56,17 @@ class SingleProcess:
         self.device = torch.device(device)
 
     def place(self, scorer: TokenScorer) -> None:
-        """Move it to the device."""
+        """Move the model to the device."""
         scorer.to(self.device)
 
-    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:  # noqa: ARG002 - all lie alike
-        """Copy it to the device."""
+    def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:  # noqa: ARG002 - one process
+        """Copy the tensor to the device."""
         return whole.to(self.device, copy=True)
 
-    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ARG002 - it is here
-        """Return it as it is."""
+    def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ARG002 - whole
+        """Return the tensor unchanged."""
         return part
 
-    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - of one
-        """Return them as they are."""
+    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - one process
+        """Return the values unchanged."""
         return values

@@ -1,4 +1,4 @@
-"""FSDP2: weights, masters and moments in shards over all processes, every layer whole only while it computes.
+"""FSDP2: all processes shard weights, masters and moments; a layer is whole only while it computes.
 
 Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (2023); `torch.distributed.fsdp`.
 """
@@ -25,9 +25,9 @@ class FullyShardedBackend(MeshBackend):
         self.share = (mesh.get_local_rank(), mesh.size())
 
     def place(self, scorer: TokenScorer) -> None:
-        """Shard each layer by itself, and what is outside of layers as one.
+        """Shard each layer separately, and all parameters outside layers together.
 
-        The latter is let go of after a forward pass too, or a later pass would use what it held before an update.
+        The latter are freed after each forward pass too; otherwise a later pass would use values from before an update.
         """
         precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for module in (*layers_of(scorer.model), scorer):

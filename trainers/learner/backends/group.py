@@ -1,9 +1,9 @@
-"""The processes of one trainer that torchrun started: the first leads, the others do what it does.
+"""The processes of one trainer started by torchrun: the first process leads, the others follow.
 
-The leader alone talks to Kafka; what its learner is to do it sends to the others first, so that all meet in the same
-collectives. Of a checkpoint each process stores and reads its own part: it is stored in a thread, and a group, of its
-own, in the same order everywhere, beside what the learners do. A process that dies takes the others with it, and
-torchrun's `--max-restarts` begins them anew: from the newest checkpoint, as after any death of a trainer.
+Only the leader uses Kafka. Before its learner acts, it sends the command to the others, so that all processes call the
+same collectives. Each process stores and reads its own part of a checkpoint, in a separate thread and process group,
+in the same order everywhere, while the learners go on. A process that dies ends the others too, and torchrun's
+`--max-restarts` starts all again from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ log = structlog.get_logger()
 
 _Outline: TypeAlias = Mapping[str, tuple[torch.dtype, torch.Size]]
 NO_HURRY = timedelta(days=365)
-"""How long a process waits for the leader's next word, as long as the run has nothing to train on; or for the others'
-parts of a checkpoint, while the store is unreachable."""
+"""How long a process waits for the leader's next command (the run may have nothing to train on), or for the others'
+parts of a checkpoint (the store may be unreachable)."""
 LOOK_UP_S = 0.2
-"""Seconds between two looks, while waiting for the others, whether the upload is given up."""
+"""Seconds between two checks, during a wait for the others, whether the upload was given up."""
 
 
 @contextmanager
 def lead_group() -> Iterator[None]:
-    """Go on in the leader alone; the others do what it does, and their process ends here when it leaves.
+    """Continue only in the leader; the other processes follow it here, and end when it leaves.
 
-    A process that torchrun did not start among several is its own leader.
+    A single process is its own leader.
     """
     if is_single_process():
         yield
@@ -74,7 +74,7 @@ def lead_group() -> Iterator[None]:
     try:
         yield
     except HeadraceError:
-        with suppress(RuntimeError):  # processes that failed in the same way have ended
+        with suppress(RuntimeError):  # the others may have ended by the same failure
             _say("leave")
         _uploads().close()
         raise
@@ -85,9 +85,9 @@ def lead_group() -> Iterator[None]:
 def build_learner(
     model: transformers.PreTrainedModel, settings: TrainerSettings, seed: int, adapter: Adapter | None = None
 ) -> Learner:
-    """Return a learner on all processes of this one's group, or on this one alone where there is no group.
+    """Return a learner on all processes of the group, or on this process alone if there is no group.
 
-    The weights are those of `model` here, in the leader. Raises UsageError for what only one process can do.
+    The weights are those of `model` in the leader. Raises UsageError for settings that only one process supports.
     """
     if not dist.is_initialized():
         _refuse_other_numbers(settings, 1)
@@ -101,7 +101,7 @@ def build_learner(
 
 
 def numerics_here(settings: TrainerSettings) -> dict[str, str]:
-    """Return the fingerprint that a learner of these settings would have in this process."""
+    """Return the fingerprint of a learner with these settings in this process."""
     alone = {**fingerprint_numerics(settings.device), **plug_in_parts(settings)}
     if not dist.is_initialized():
         return alone
@@ -109,9 +109,9 @@ def numerics_here(settings: TrainerSettings) -> dict[str, str]:
 
 
 class LeadingLearner(Learner):
-    """The leader's: announces what is to be done, and does it with the others. Call it from one thread at a time.
+    """The leader's learner: it announces each call, and runs it with the others. Use it from one thread at a time.
 
-    The others hold one learner: when another is built, this one must not be used any more.
+    The others hold only one learner, so this one must not be used after another is built.
     """
 
     _newest: ClassVar[LeadingLearner | None] = None
@@ -143,7 +143,7 @@ class LeadingLearner(Learner):
         _say(command, *arguments)
 
     def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
-        """As a learner's."""
+        """See `Learner.apply_settings`; the call is announced to the others."""
         if settings.tensor_parallel != self.settings.tensor_parallel:
             raise UsageError(
                 f"trainer.tensor_parallel cannot change from {self.settings.tensor_parallel} to "
@@ -152,12 +152,12 @@ class LeadingLearner(Learner):
         super().apply_settings(settings, seed)
 
     def checkpoint(self, run: Run) -> Storing:
-        """As a learner's: each process copies and stores what it holds."""
+        """See `Learner.checkpoint`: each process copies and stores its own parts."""
         self._announce("checkpoint", replace(run))
         return partial(_await_stored, _uploads().begin(run, self))
 
     def load_state(self, checkpoint: Checkpoint) -> None:
-        """As a learner's."""
+        """See `Learner.load_state`; the call is announced to the others."""
         shapes = {path: tensor.shape for path, tensor in checkpoint.tensors.items()}
         version = self.trained.check(shapes, checkpoint.metadata)
         whole = {path: to_torch(tensor) for path, tensor in checkpoint.tensors.items()}
@@ -165,18 +165,18 @@ class LeadingLearner(Learner):
         self.trained.load_whole(version, list(whole), whole.__getitem__)
 
     def load_stored(self, objects: ObjectSource, index: Index, parts: Sequence[NamedObject]) -> None:
-        """As a learner's: each process reads what it will hold."""
-        run = cast("Run", objects)  # from an archive one process learns, alone
+        """See `Learner.load_stored`: each process reads its own parts."""
+        run = cast("Run", objects)  # only a single process learns from an archive
         version = self.trained.check(index.shapes, index.metadata)
         self._announce("load_ours", replace(run), version, index, parts)
         self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
 
 
 class _FollowingLearner(Learner):
-    """A follower's."""
+    """A follower's learner."""
 
     def load_outline(self, version: int, outline: _Outline) -> None:
-        """Take our parts of the tensors that the leader reads."""
+        """Take this process's parts of the tensors that the leader reads."""
 
         def room(path: str) -> torch.Tensor:
             dtype, shape = outline[path]
@@ -185,17 +185,17 @@ class _FollowingLearner(Learner):
         self.trained.load_whole(version, list(outline), room)
 
     def checkpoint(self, run: Run) -> Storing:
-        """Copy and store what we hold. What fails is reported by the leader."""
+        """Copy and store this process's parts. The leader reports failures."""
         return partial(_await_stored, _uploads().begin(run, self))
 
     def load_ours(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
-        """Read our parts of a checkpoint."""
-        with suppress(HeadraceError):  # the leader raises the same, and may know of another checkpoint
+        """Read this process's parts of a checkpoint."""
+        with suppress(HeadraceError):  # the leader raises the same error, and may try another checkpoint
             self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
 
 
 class _Uploads:
-    """Checkpoints on their way from all processes to the store, one after the other beside what else they do."""
+    """Uploads of checkpoints from all processes to the store, one after the other, in the background."""
 
     def __init__(self) -> None:
         self._group: Any = dist.new_group(backend="gloo", timeout=NO_HURRY)
@@ -203,7 +203,7 @@ class _Uploads:
         self._given_up = threading.Event()
 
     def begin(self, run: Run, learner: Learner) -> Future[Stored | None]:
-        """Copy what a learner holds here, and store it in its turn."""
+        """Copy the learner's state in this process, and store it when earlier uploads are done."""
         parts, metadata, given_up = learner.trained.parts(), {"version": learner.version}, self._given_up
         return self._executor.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
 
@@ -213,31 +213,31 @@ class _Uploads:
         self._given_up = threading.Event()
 
     def close(self) -> None:
-        """Give up, and return when none is under way."""
+        """Give up, and return when no upload is running."""
         self.give_up()
         self._executor.close(wait=True)
 
 
 def _await_stored(storing: Future[Stored | None], given_up: threading.Event | None) -> Stored:
-    """Return what all processes have stored, in the leader. Raises what one of them raised, or StoreUnavailable."""
+    """Return, in the leader, the parts of all processes. Raises an error of any process, or StoreUnavailable."""
     while not wait([storing], LOOK_UP_S).done:
         if given_up is not None and given_up.is_set():
             raise StoreUnavailable(
-                "storing a checkpoint was given up before all processes had stored their parts: if this repeats, check "
-                "that the object store answers"
+                "the trainer gave up storing a checkpoint before all processes had stored their parts: if this "
+                "repeats, check that the object store answers"
             )
     stored = storing.result()
-    assert stored is not None  # noqa: S101 - it is the first process's
+    assert stored is not None  # noqa: S101 - the first process has it
     return stored
 
 
 def _join() -> None:
-    die_with_parent()  # torchrun gives each a session of its own, so that no signal for its group reaches them
+    die_with_parent()  # torchrun gives each process a new session, so no signal for its group reaches them
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(int(read_environment(LOCAL_RANK_VARIABLE, "0")))
     store, rank, size = next(rendezvous("env://"))
-    # torchrun keeps its store when it starts all anew: they would look for those who died at the old addresses.
+    # torchrun keeps its store over a restart, so new processes would look for dead ones at old addresses.
     attempt = PrefixStore(read_environment(RESTARTS_VARIABLE, "0"), store)
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", store=attempt, rank=rank, world_size=size)
     _commands()
@@ -246,7 +246,7 @@ def _join() -> None:
 
 
 def _follow() -> None:
-    """Do what the leader announces until it leaves. Signals are ignored: the leader handles them for all."""
+    """Run the leader's commands until it leaves. Ignore signals: the leader handles them for all processes."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     learner: _FollowingLearner | None = None
@@ -254,7 +254,7 @@ def _follow() -> None:
         name, *arguments = command
         if name == "build":
             _uploads().give_up()
-            learner = None  # what it held is free before the next is built
+            learner = None  # free its memory before the next learner is built
             learner = _build(*arguments)
         else:
             getattr(learner, name)(*arguments)
@@ -286,7 +286,7 @@ def _refuse_other_numbers(settings: TrainerSettings, processes: int) -> None:
     asked = settings.tensor_parallel
     if asked not in {1, processes}:
         raise UsageError(
-            f"trainer.tensor_parallel = {asked} needs a trainer of {asked} processes, and this one has {processes}: "
+            f"trainer.tensor_parallel = {asked} needs a trainer of {asked} processes, but this one has {processes}: "
             f"torchrun --nproc-per-node {asked} --no-python -- headrace train ..."
         )
 

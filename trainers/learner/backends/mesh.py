@@ -1,4 +1,4 @@
-"""What backends of several processes have in common: tensors that lie on a mesh."""
+"""Common base of backends with several processes: tensors on a device mesh."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 class MeshBackend:
-    """Base of a backend whose parameters are DTensors, or are whole on every process.
+    """Base of a backend whose parameters are DTensors, or whole on every process.
 
     Args:
         mesh: One dimension over all processes.
-        device: Of this process.
+        device: Device of this process.
     """
 
     name: ClassVar[str]
@@ -29,11 +29,11 @@ class MeshBackend:
 
     @classmethod
     def fingerprint_on(cls, processes: int) -> Mapping[str, str]:
-        """Return what the bits of a version depend on, since sums or products are cut by processes."""
+        """Return the fingerprint part for the number of processes, on which the order of sums depends."""
         return {"backend": f"{cls.name} on {processes} processes"}
 
     def spread(self, whole: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-        """Scatter it from the first process, or broadcast it."""
+        """Scatter or broadcast the tensor from the first process."""
         here = whole.to(self.device, copy=True)
         if isinstance(like, DTensor):
             return distribute_tensor(here, self._mesh, like.placements)
@@ -41,6 +41,6 @@ class MeshBackend:
         return here
 
     def gather(self, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the whole on every process: one tensor at a time is as much as any of them holds."""
+        """Return the whole tensor on every process; only one whole tensor is in memory at a time."""
         part = part.to(dtype or part.dtype)
         return part.full_tensor() if isinstance(part, DTensor) else part

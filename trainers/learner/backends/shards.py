@@ -1,8 +1,8 @@
-"""A checkpoint in parts: each process stores its own shards, and reads those that it needs.
+"""A checkpoint in parts: each process stores its own shards, and reads the shards that it needs.
 
-What is stored by whom, and what is read from where, torch's distributed checkpoint (`torch.distributed.checkpoint`)
-plans; this is its way into the object store. Parts are safetensors objects, named by the hash of their content as all
-objects are; the metadata is an index in JSON. What all processes hold alike is stored by one of them.
+torch's distributed checkpoint (`torch.distributed.checkpoint`) plans which process stores and reads which shard; this
+module connects it to the object store. Parts are safetensors objects, named by their content hash like all objects;
+the metadata is an index in JSON. One process stores the tensors that are equal on all processes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from headrace.trainers.learner.shard_index import Cut, Index, Piece, encode_inde
 
 T = TypeVar("T")
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
-"""Tensors by name: DTensors, of which this process holds a piece, or tensors that all processes hold alike."""
+"""Tensors by name: DTensors, of which this process holds a piece, or tensors that are equal on all processes."""
 CHECKPOINT_PART_BYTES = 1 << 30
-"""Larger parts are cut: whoever reads one has it in memory, and sends it again whole when the store was away."""
+"""Largest part: a reader holds a part in memory, and a writer sends it again whole after a failure of the store."""
 
 
 def store_parts(
@@ -57,15 +57,16 @@ def store_parts(
     *,
     part_bytes: int = CHECKPOINT_PART_BYTES,
 ) -> Stored | None:
-    """Store our pieces of these tensors; return the whole in the group's first process, when all have stored theirs.
+    """Store this process's pieces of these tensors; when all are done, return the checkpoint in the first process.
 
-    Every process of the group (gloo) calls it with the same names; each waits while the store is unreachable. Raises,
-    in all of them, what one of them raised: as `Run.put` does.
+    Every process of the group (gloo) must call it with the same names; each waits while the store is unreachable. An
+    error of one process is raised in all processes: those of `Run.put`.
     """
     writer = _Writer(run, metadata, given_up, part_bytes)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        # In order: who stores what all hold depends on it, and equal states are to be equal objects.
+        # Sorted, because the order decides which process stores equal tensors, and equal states must give equal
+        # objects.
         save(dict(sorted(tensors.items())), storage_writer=writer, planner=planner, process_group=group)
     except CheckpointException as error:
         _raise_cause(error)
@@ -75,18 +76,18 @@ def store_parts(
 def read_parts(
     objects: ObjectSource, index: Index, parts: Sequence[NamedObject], room: Tensors, group: dist.ProcessGroup | None
 ) -> Tensors:
-    """Fill `room`, our pieces of an index's tensors, from the parts that hold something of them; return it.
+    """Fill `room`, this process's pieces of an index's tensors, from the parts that contain them; return it.
 
-    Every process of the group calls it with the same names; without one, a single process reads all. Raises, in all of
-    them, what one of them raised: ObjectMissing, ObjectCorrupt, StoreUnavailable, WeightsError, and CheckpointError for
-    parts that do not hold what the index lists.
+    Every process of the group must call it with the same names; without a group, a single process reads all. An error
+    of one process is raised in all processes: ObjectMissing, ObjectCorrupt, StoreUnavailable, WeightsError, and
+    CheckpointError for parts that do not match the index.
     """
     reader = _Reader(objects, index, parts)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     found = dict(room)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant to be
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is intended
             load(found, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         _raise_cause(error)
@@ -94,7 +95,7 @@ def read_parts(
 
 
 class _Writer(StorageWriter):
-    """One process's way of writing. The first also writes the index, when all others are done."""
+    """Writes one process's parts. The first process also writes the index, when all others are done."""
 
     def __init__(
         self, run: Run, metadata: Mapping[str, Json], given_up: threading.Event | None, part_bytes: int
@@ -108,7 +109,7 @@ class _Writer(StorageWriter):
         """Nothing is left of an earlier one."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - torch's
-        """Take in which process this is."""
+        """Note whether this is the first process."""
         self._rank = int(kwargs.get("rank", 0))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -120,10 +121,10 @@ class _Writer(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Store what the plan gives this process, in as many parts as its size needs."""
+        """Store this process's items of the plan, in as many parts as needed."""
         results: list[WriteResult] = []
         number = 0
-        for kind in (WriteItemType.SHARD, WriteItemType.TENSOR):  # what everybody reads is apart from what one does
+        for kind in (WriteItemType.SHARD, WriteItemType.TENSOR):  # in separate parts
             pieces = {item.index: planner.resolve_data(item) for item in plan.items if item.type is kind}
             for part in _cut_up(pieces, self._part_bytes):
                 results += self._store(part, number)
@@ -132,7 +133,7 @@ class _Writer(StorageWriter):
 
     def _store(self, part: Mapping[MetadataIndex, Tensor], number: int) -> list[WriteResult]:
         if self._given_up is not None and self._given_up.is_set():
-            raise StoreUnavailable("storing a checkpoint was given up before all its parts were stored")
+            raise StoreUnavailable("the trainer gave up storing a checkpoint before all its parts were stored")
         named = {_name_of(index): tensor for index, tensor in part.items()}
         claim = self._run.put(split_safetensors(named, {}), "checkpoints", ".safetensors", self._given_up)
         stored = NamedObject(f"{self._rank:05}-{number:05}.safetensors", claim)
@@ -153,7 +154,7 @@ class _Writer(StorageWriter):
 
 
 class _Reader(StorageReader):
-    """One process's way of reading."""
+    """Reads one process's pieces."""
 
     def __init__(self, objects: ObjectSource, index: Index, parts: Sequence[NamedObject]) -> None:
         self._objects, self._index = objects, index
@@ -166,11 +167,11 @@ class _Reader(StorageReader):
         """Nothing is left of an earlier one."""
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """Return the index as torch has it."""
+        """Return the index as torch's metadata."""
         return Metadata({name: _metadata_of(cut) for name, cut in self._index.tensors.items()})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
-        """Need no more than the index."""
+        """Do nothing: the index is enough."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Leave it as it is."""
@@ -220,7 +221,7 @@ class _Reader(StorageReader):
 
 
 def _cut_up(pieces: Mapping[MetadataIndex, Any], part_bytes: int) -> Iterator[dict[MetadataIndex, Tensor]]:
-    """Yield pieces in parts of at most so many bytes, or of one piece. One without elements is in none."""
+    """Yield the pieces in parts of at most `part_bytes`, or of one piece. Pieces without elements are left out."""
     part: dict[MetadataIndex, Tensor] = {}
     size = 0
     for index, piece in pieces.items():
@@ -240,7 +241,7 @@ def _name_of(index: MetadataIndex) -> str:
 
 
 def _cut_of(name: str, metadata: Any, held: Mapping[tuple[str, torch.Size | None], NamedObject]) -> Cut:
-    """Return where a tensor's pieces are, without those that have no elements."""
+    """Return the places of a tensor's pieces, without pieces that have no elements."""
     pieces = (
         Piece(tuple(chunk.offsets), tuple(chunk.sizes), held[name, chunk.offsets].name)
         for chunk in metadata.chunks

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the matrices of every layer are cut over all processes, which compute each token together.
+"""Tensor parallelism: the processes share the matrices of every layer, and compute each token together.
 
 Shoeybi et al., "Megatron-LM" (2019); `torch.distributed.tensor.parallel`. A model's config declares the cuts
 (transformers' `base_model_tp_plan`).
@@ -20,18 +20,18 @@ from headrace.trainers.learner.layers import decoder_of
 from headrace.trainers.learner.logprobs import TokenScorer
 
 SHARED_STYLE = "replicated_with_grad_allreduce"
-"""Style of modules that every process has whole and applies to its own heads alone."""
+"""Style of modules that every process holds whole but applies only to its own heads."""
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
 class TensorParallelBackend(MeshBackend):
-    """Each process holds an n-th of every layer's matrices, and all else whole."""
+    """Each process holds an n-th of every layer's matrices, and all other parameters whole."""
 
     name = "tensor parallel"
     share = (0, 1)
 
     def place(self, scorer: TokenScorer) -> None:
-        """Cut the model as its config declares. Raises UsageError for one that cannot be cut in so many parts."""
+        """Cut the model as its config declares. Raises UsageError if it cannot be cut into so many parts."""
         plan = _plan(scorer.model.config.get_text_config(), self._mesh.size())
         scorer.to(self.device)
         decoder = decoder_of(scorer.model)
@@ -42,8 +42,8 @@ class TensorParallelBackend(MeshBackend):
                 for parameter in module.parameters():
                     parameter.register_hook(partial(_sum_gradient, self._mesh.get_group()))
 
-    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - all have all
-        """Return them as they are: every process computes every token."""
+    def total(self, values: torch.Tensor, *, largest: bool = False) -> torch.Tensor:  # noqa: ARG002 - all are equal
+        """Return the values unchanged, because every process computes every token."""
         return values
 
 
