@@ -64,7 +64,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     figures = moment.figures
     starts = figures.state == "stopped" and moment.processes
     state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
-    state = "every episode fails" if fails else "no progress" if standstill else state
+    state = "episodes fail" if fails else "no progress" if standstill else state
     title = Text.assemble((figures.run, "bold"), f" · {moment.recipe.about or 'headrace'}")
     return Panel(
         Group(*parts),
