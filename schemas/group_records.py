@@ -188,6 +188,8 @@ class EpisodeError:
     turn: int = 0
     episodes: int = 0
     """Number of episodes that failed like this."""
+    has_traceback: bool = False
+    """Whether the group holds the traceback of one of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,8 @@ def _look_at_rewards(newest: Sequence[_Seen], whose: str = "") -> Iterator[tuple
     words = (
         f"All {len(rewards)} trajectories of the newest {len(newest)} groups{whose} have reward {rewards[0]:g}: "
         "nothing can be learnt from that. Check with `headrace inspect --trajectory` whether the scorer judges the "
-        "answers correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; with a high one, "
-        "use harder tasks."
+        "answers correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; with a high "
+        "one, use harder tasks."
     )
     yield "one_reward", words
 
