@@ -193,7 +193,7 @@ def _numbers(moment: Moment) -> Table:
         table.add_row("shadow", Text(shadow_in_words(policy_variant, shadow)))
     for stream, selection in figures.selection.items():
         if words := str(selection):
-            table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
+            table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", Text(words))
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # after the end unread groups do not matter

@@ -311,7 +311,8 @@ class Figures:
 def _selection(source: Mapping[str, Any]) -> Selection:
     counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
     state = {name: _brief(state) for name, state in source.get("selector", {}).items()}
-    return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)))
+    why = str(source.get("skipped_why", ""))
+    return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)), why_unbuilt=why)
 
 
 def _brief(state: Any) -> Any:

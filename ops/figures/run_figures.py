@@ -39,12 +39,15 @@ class Selection:
     """Selector to what it remembers; where there are many entries, to their number."""
     unbuilt: int = 0
     """Passed over, because the environment could not build them."""
+    why_unbuilt: str = ""
+    """Reason of the last of them; empty if it is not known."""
 
     def __str__(self) -> str:
         """Return it in words; empty where every problem was taken."""
         if not self.rejected and not self.forced and not self.unbuilt:
             return ""
         unbuilt = f" · {self.unbuilt} cannot be built" if self.unbuilt else ""
+        unbuilt += f", the last: {self.why_unbuilt}" if self.unbuilt and self.why_unbuilt else ""
         return f"{self.selected} selected · {self.rejected} rejected · {self.forced} forced{unbuilt}"
 
 
