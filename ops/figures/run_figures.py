@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -11,6 +12,9 @@ from headrace.ops.figures.revision_figures import RevisionFigures
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.weights_figures import WeightsFigures
 from headrace.schemas.records import EvalResult, UsedEnvironment, WorkerStatus
+
+MOST_ENTRIES_SHOWN = 16
+"""Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
 
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 
@@ -49,6 +53,24 @@ class Selection:
         unbuilt = f" · {self.unbuilt} cannot be built" if self.unbuilt else ""
         unbuilt += f", the last: {self.why_unbuilt}" if self.unbuilt and self.why_unbuilt else ""
         return f"{self.selected} selected · {self.rejected} rejected · {self.forced} forced{unbuilt}"
+
+
+def read_selection(source: Mapping[str, Any]) -> Selection:
+    """Return it of the state of a stream's source in the feeder's snapshot."""
+    counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
+    state = {name: _brief(state) for name, state in source.get("selector", {}).items()}
+    why = str(source.get("skipped_why", ""))
+    return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)), why_unbuilt=why)
+
+
+def _brief(state: Any) -> Any:
+    """Return what is short of a selector's state, and how long the rest is."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: len(value) if isinstance(value, dict | list) and len(value) > MOST_ENTRIES_SHOWN else value
+        for name, value in state.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
