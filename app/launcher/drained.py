@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from headrace.infra.errors import HeadraceError
+
 GROUPS_DRAIN_S = 30.0
 """Seconds after the end of a run: workers conclude what they hold within 10 s, and the tasks of a killed worker go to
 another after 8 s."""
@@ -16,6 +18,10 @@ EVALUATION_DRAIN_S = 60.0
 the tasks of a killed worker go to another within them."""
 STARTS_WITHIN_S = 1800.0
 """Seconds after the end within which a worker that starts is waited for, as the same command may load a large model."""
+
+
+class AllFailed(HeadraceError):
+    """No episode has succeeded for as long as the recipe allows."""
 
 
 class RunPage(Protocol):

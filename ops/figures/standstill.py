@@ -17,7 +17,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
-from headrace.ops.figures.failing_words import describe_end_of_failing, describe_failing
+from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
 from headrace.ops.figures.weights_figures import is_there
 from headrace.producers.rollout.pauses import ENVIRONMENT
 from headrace.schemas.records import WorkerStatus
@@ -96,7 +96,7 @@ class Surroundings:
     """What is known of a run beside its topics."""
 
     began_ms: int = 0
-    """When it was started last, in ms since the epoch; 0 if unknown."""
+    """When `headrace up` started it last, in ms since the epoch; 0 if unknown, as of a run of separate parts."""
     silent: tuple[Silence, ...] = ()
     """Servers that do not answer."""
     processes: Mapping[str, ChildState] = field(default_factory=dict)
@@ -210,11 +210,11 @@ class _Stand:
         workflows = len(recipe.workflows_of(self.policy_variant))
         short = describe_failing(found, workflows, self._format_time(found.first_ms))
         short += "; none has ever succeeded" * never
-        itself = describe_end_of_failing(limit_s if never else 0.0, is_hopeless=hopeless)
+        ends_s, has_launcher = limit_s if never else 0.0, bool(self.around.began_ms)
+        itself = describe_end_of_failing(ends_s, is_hopeless=hopeless, has_launcher=has_launcher)
         here = [one for one in self._workers(here=True) if one.workflow in found.streams]
         look = self._look(here[0].worker) if here else "look into a worker's log"
-        what = "where they wait" if found.error.reason == "time_limit" else "the traceback"
-        to_do = f"fix the error; {look}, event episode.failed, for {what}"
+        to_do = advise_on_failing(found, look, has_parts=bool(ends_s) and not has_launcher)
         sentence = f"{self.policy_variant} {short}. By itself: {itself}. What you can do: {to_do}."
         return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless)
 

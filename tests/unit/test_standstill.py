@@ -267,10 +267,10 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
 
 
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
-    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 301_000))) is not None
+    assert (found := said(ROLLING, made=YOUNG, began_ms=1, episodes=failed(400, NOW - 301_000))) is not None
     assert found.hopeless
     assert "By itself: nothing more: `headrace up` ends after 300 s of this" in found.sentence
-    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 290_000))) is not None
+    assert (found := said(ROLLING, made=YOUNG, began_ms=1, episodes=failed(400, NOW - 290_000))) is not None
     assert not found.hopeless
     once = well(failed(400, NOW - 400_000), NOW - 900_000)
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=once)) is not None
@@ -312,6 +312,19 @@ def test_a_run_is_hopeless_only_if_no_workflow_ever_succeeded_and_their_failures
     assert found.hopeless
     assert "solver gets no episode of workflows sums, words: all 32 since " in found.sentence
     assert said(ROLLING, made=YOUNG, began_ms=0, episodes=well(fold, NOW - 500_000), recipe=recipe) is None
+
+
+def test_of_a_run_that_no_launcher_is_known_of_it_is_told_that_a_person_must_stop_its_parts() -> None:
+    for seconds in (9, 301):
+        found = said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 1000 * seconds))
+        assert found is not None
+        assert found.hopeless == (seconds > 300)
+        assert "By itself: the feeder issues further tasks; `headrace up` and `headrace watch` end" in found.sentence
+        assert "after 300 s of this (launch.all_failed_limit_s), parts that were started one by one" in found.sentence
+        assert "What you can do: stop such parts, fix the error, and start them again; look" in found.sentence
+    well_once = well(failed(400, NOW - 9000), NOW - 90_000)
+    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=well_once)) is not None
+    assert "By itself: the feeder issues further tasks. What you can do: fix the error; look" in found.sentence
 
 
 def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:
