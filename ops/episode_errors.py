@@ -35,6 +35,8 @@ class ErrorSeen:
     """Component that wrote the dead letters; empty for failed episodes."""
     version: int = -1
     """Version in whose evaluation the first of them failed; -1 for episodes of training, and for dead letters."""
+    has_traceback: bool = False
+    """Whether the group of that stream and number holds the traceback: then it is the first that does."""
 
     @property
     def sentence(self) -> str:
@@ -48,6 +50,8 @@ class ErrorSeen:
         if held_out:
             return f"{episodes} of {self.stream} failed: {describe_error(self.first)}; first at version {self.version}"
         task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
+        if self.has_traceback:
+            task += f", with its traceback: `headrace lineage --group {self.stream}:{self.number}`"
         return f"{episodes} failed: {describe_error(self.first)}; one in task {task}"
 
     @property
@@ -70,9 +74,12 @@ class ErrorsFold:
             return
         for error in outcome.errors:
             kind = outcome.stream, *kind_of(error)
-            if kind not in self._first and len(self._first) < MOST_KINDS_OF_RUN:
+            before = self._first.get(kind)
+            is_new = before is None and len(self._first) < MOST_KINDS_OF_RUN
+            if is_new or (before is not None and error.has_traceback and not before.has_traceback):
                 what = (error.episodes, error.reason, error.detail, error.at, error.role, error.turn)
-                self._first[kind] = ErrorSeen(*what, outcome.stream, outcome.number, outcome.task_id)
+                where = (outcome.stream, outcome.number, outcome.task_id)
+                self._first[kind] = ErrorSeen(*what, *where, has_traceback=error.has_traceback)
             if kind in self._first:
                 self._counts[kind][outcome.policy] += error.episodes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from headrace.schemas.records import EpisodeError, Failure
 
@@ -26,22 +26,23 @@ def kind_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
     return failure.reason, re.sub("[0-9]+", "", words), failure.at
 
 
-def group_errors(failures: Iterable[Failure]) -> tuple[EpisodeError, ...]:
+def group_errors(failures: Collection[Failure]) -> tuple[EpisodeError, ...]:
     """Return the errors of a group's failed episodes, for its outcome."""
     first: dict[tuple[str, str, str], Failure] = {}
     counts: dict[tuple[str, str, str], int] = {}
+    traced = {kind_of(failure) for failure in failures if failure.traceback}
     for failure in failures:
         if failure.reason in REPORTED:
             kind = kind_of(failure)
             first.setdefault(kind, failure)
             counts[kind] = counts.get(kind, 0) + 1
     kinds = sorted(first, key=lambda kind: -counts[kind])[:MOST_KINDS_OF_TASK]
-    return tuple(_build_error(first[kind], counts[kind]) for kind in kinds)
+    return tuple(_build_error(first[kind], counts[kind], has_traceback=kind in traced) for kind in kinds)
 
 
-def _build_error(failure: Failure, episodes: int) -> EpisodeError:
+def _build_error(failure: Failure, episodes: int, *, has_traceback: bool) -> EpisodeError:
     reason, detail, at, role = (text[:LONGEST] for text in (failure.reason, failure.detail, failure.at, failure.role))
-    return EpisodeError(reason, detail, at, role, failure.turn, episodes)
+    return EpisodeError(reason, detail, at, role, failure.turn, episodes, has_traceback)
 
 
 def describe_error(error: EpisodeError | Failure) -> str:

@@ -188,6 +188,8 @@ class EpisodeError:
     turn: int = 0
     episodes: int = 0
     """Number of episodes that failed with this error."""
+    has_traceback: bool = False
+    """Whether the group holds the traceback of one of these episodes."""
 
 
 @dataclass(frozen=True, slots=True)

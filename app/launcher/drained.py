@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from headrace.infra.errors import HeadraceError
+
 GROUPS_DRAIN_S = 30.0
 """Seconds after the end of a run: workers conclude their groups within 10 s, and another worker takes the tasks of a
 killed one after 8 s."""
@@ -16,6 +18,10 @@ EVALUATION_DRAIN_S = 60.0
 them another worker takes the tasks of a killed one."""
 STARTS_WITHIN_S = 1800.0
 """Seconds after the end for which a starting worker is waited for, because it may be loading a large model."""
+
+
+class AllFailed(HeadraceError):
+    """No episode has succeeded for as long as the recipe allows."""
 
 
 class RunPage(Protocol):

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from headrace.app.launcher.beginning import begin_or_join
 from headrace.app.launcher.components import list_components
-from headrace.app.launcher.drained import Drain, RunPage, describe_rest
+from headrace.app.launcher.drained import AllFailed, Drain, RunPage, describe_rest
 from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.launcher.look_before import check_before_start
 from headrace.app.launcher.redirected_log import redirect_log
@@ -52,10 +52,6 @@ AUDIT_OPEN = 1
 log = structlog.get_logger()
 
 T = TypeVar("T")
-
-
-class AllFailed(HeadraceError):
-    """No episode has succeeded for as long as the recipe allows."""
 
 
 @dataclass(frozen=True, slots=True)

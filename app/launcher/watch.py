@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from headrace.app.launcher.drained import Drain
+from headrace.app.launcher.drained import AllFailed, Drain
 from headrace.app.views.live import LivePage
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
@@ -19,9 +20,10 @@ WATCH_TURN_S = 0.25
 
 
 def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool, began_ms: int = 0) -> str:
-    """Show a run until it has drained; return why it has ended.
+    """Show a run until it has drained; return why it has ended. Raises AllFailed where nothing ever succeeds.
 
-    Watching writes nothing, and the run does not wait for it: any number of pages may watch, and stop.
+    Watching writes nothing, and the run does not wait for it: any number of pages may watch, and stop. Where no `up`
+    is known of, nothing must succeed while it is watched either: what failed before may have been mended.
 
     Args:
         run: The run, joined.
@@ -31,12 +33,15 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
         began_ms: When it was started last, in ms since the epoch; 0 if unknown.
     """
     servers = make_servers(run, say)
+    gives_up_at = time.monotonic() + (0.0 if began_ms else run.recipe.launch.all_failed_limit_s)
     page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()), opening="so far")
     try:
         drain = Drain(page, lambda: fetch_session_timeout_s(run.connection), run.recipe.rollout.episode_limit_s)
         while not drain.is_over():
             page.turn(WATCH_TURN_S)
-            if servers.watch():  # after the end `up` may have stopped the servers
+            if page.hopeless and time.monotonic() >= gives_up_at:
+                raise AllFailed(page.hopeless)
+            if servers.watch():  # not asked at the end too: `up` stops them when it gives the run up
                 drain.restart_clocks()
     finally:
         page.close()

@@ -64,7 +64,7 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     figures = moment.figures
     starts = figures.state == "stopped" and moment.processes
     state = f"{figures.state}: {figures.ended}" if figures.ended else "starting" if starts else figures.state
-    state = "every episode fails" if fails else "no progress" if standstill else state
+    state = "episodes fail" if fails else "no progress" if standstill else state
     title = Text.assemble((figures.run, "bold"), f" · {moment.recipe.about or 'headrace'}")
     return Panel(
         Group(*parts),
@@ -196,7 +196,7 @@ def _build_numbers_table(moment: Moment) -> Table:
         table.add_row("shadow", Text(describe_shadow(policy_variant, shadow)))
     for stream, selection in figures.selection.items():
         if words := str(selection):
-            table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", words)
+            table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", Text(words))
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
     if not figures.ended:  # after the end unread groups do not matter

@@ -39,6 +39,7 @@ class _Seen(NamedTuple):
     lengths: tuple[int, ...]
     discarded: str
     """Reason of the discard; empty for a kept group."""
+    stream: str
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class AdviceFold:
 
     def __init__(self) -> None:
         self._newest: defaultdict[str, list[_Seen]] = defaultdict(list)
+        self._newest_of_stream: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
         self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
         """Policy to head version to the lengths of its trajectories."""
         self._range: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))
@@ -64,9 +66,10 @@ class AdviceFold:
         if not is_first_word_of_training(outcome):
             return
         discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
-        newest = self._newest[outcome.policy]
-        insort(newest, _Seen(at_ms, outcome.rewards, outcome.lengths, discarded))
-        del newest[:-ADVICE_GROUPS]
+        seen = _Seen(at_ms, outcome.rewards, outcome.lengths, discarded, outcome.stream)
+        for newest in (self._newest[outcome.policy], self._newest_of_stream[outcome.policy, outcome.stream]):
+            insort(newest, seen)
+            del newest[:-ADVICE_GROUPS]
         known = [reward for reward in outcome.rewards if math.isfinite(reward)]
         lowest, highest = self._range[outcome.policy]
         self._range[outcome.policy] = min([lowest, *known]), max([highest, *known])
@@ -96,12 +99,21 @@ class AdviceFold:
         self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
     ) -> Iterator[tuple[str, str]]:
         newest = self._newest[policy]
-        yield from list(_look_at_rewards(newest)) or _look_at_reasons(newest)
+        yield from list(self._look_at_streams(policy)) or _look_at_reasons(newest)
         yield from _look_at_cut_off(newest, max_tokens)
         for workflow in sorted({result.workflow for result in evals}):
             one = [result for result in evals if result.workflow == workflow]
             yield from _look_at_held_out(curve, one, self._range[policy])
         yield from self._look_at_lengths(policy, curve)
+
+    def _look_at_streams(self, policy: str) -> Iterator[tuple[str, str]]:
+        """Look at the rewards of all streams together, and else of each that the newest groups are of."""
+        newest = self._newest[policy]
+        if found := list(_look_at_rewards(newest)):
+            yield from found
+            return
+        for stream in sorted({group.stream for group in newest}):
+            yield from _look_at_rewards(self._newest_of_stream[policy, stream], f" of workflow {stream}")
 
     def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
         means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]
@@ -125,15 +137,15 @@ LOOK_AT_ANSWERS = (
 )
 
 
-def _look_at_rewards(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
+def _look_at_rewards(newest: Sequence[_Seen], whose: str = "") -> Iterator[tuple[str, str]]:
     rewards = [reward for group in newest for reward in group.rewards if math.isfinite(reward)]
     if len(newest) < ENOUGH_GROUPS or len(rewards) < ENOUGH_TRAJECTORIES or len(set(rewards)) > 1:
         return
     words = (
-        f"All {len(rewards)} trajectories of the newest {len(newest)} groups have reward {rewards[0]:g}: nothing "
-        "can be learnt from that. Check with `headrace inspect --trajectory` whether the scorer judges the answers "
-        "correctly. If it does: for a low reward, use easier tasks, a warm start or more tokens; for a high one, use "
-        "harder tasks."
+        f"All {len(rewards)} trajectories of the newest {len(newest)} groups{whose} have reward {rewards[0]:g}: "
+        "nothing can be learnt from that. Check with `headrace inspect --trajectory` whether the scorer judges the "
+        "answers correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; with a high "
+        "one, use harder tasks."
     )
     yield "one_reward", words
 

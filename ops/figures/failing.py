@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from headrace.ops.first_word import is_first_word_of_training
 from headrace.schemas.episode_errors import RAISED, kind_of
@@ -13,6 +14,10 @@ ENOUGH = 32
 """Episodes that must have failed in a row. If one in five episodes succeeds, this happens one time in a thousand."""
 ENOUGH_TASKS = 8
 """Number of tasks that these episodes must come from. If half of all tasks fail, this happens one time in 256."""
+
+
+_Key: TypeAlias = tuple[str, str]
+"""Policy variant and stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +30,22 @@ class Failing:
     last_ms: int
     error: EpisodeError
     """The most frequent error; its `episodes` says how frequent."""
+    streams: tuple[str, ...]
+    """Streams of these episodes: one, or all streams if no episode of the policy ever succeeded."""
 
 
 class FailingFold:
-    """Counts the failed episodes of each policy variant since its last success."""
+    """Counts the failed episodes of each policy variant and stream since the last success of that stream."""
 
     def __init__(self) -> None:
-        self._succeeded_ms: defaultdict[str, int] = defaultdict(int)
-        self._failed: defaultdict[str, defaultdict[int, Counter[tuple[str, ...]]]] = defaultdict(
+        self._succeeded_ms: defaultdict[_Key, int] = defaultdict(int)
+        self._failed: defaultdict[_Key, defaultdict[int, Counter[tuple[str, ...]]]] = defaultdict(
             lambda: defaultdict(Counter)
         )
         """Second since the epoch to error to the number of its failed episodes, since the last success."""
-        self._tasks: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self._tasks: defaultdict[_Key, Counter[int]] = defaultdict(Counter)
         """Second since the epoch to the tasks of these episodes."""
-        self._errors: defaultdict[str, dict[tuple[str, ...], EpisodeError]] = defaultdict(dict)
+        self._errors: defaultdict[_Key, dict[tuple[str, ...], EpisodeError]] = defaultdict(dict)
 
     @property
     def has_success(self) -> bool:
@@ -49,33 +56,46 @@ class FailingFold:
         """Take in a curator's outcome of that time, in any order."""
         if not is_first_word_of_training(outcome):
             return
+        key = variant, outcome.stream
         if outcome.rewards:
-            self._succeed(variant, at_ms)
-        elif at_ms > self._succeeded_ms.get(variant, 0):
+            self._succeed(key, at_ms)
+        elif at_ms > self._succeeded_ms.get(key, 0):
             raised = [error for error in outcome.errors if error.reason in RAISED]
-            self._tasks[variant][at_ms // 1000] += bool(raised)
+            self._tasks[key][at_ms // 1000] += bool(raised)
             for error in raised:
-                self._failed[variant][at_ms // 1000][kind_of(error)] += error.episodes
-                self._errors[variant].setdefault(kind_of(error), error)
+                self._failed[key][at_ms // 1000][kind_of(error)] += error.episodes
+                self._errors[key].setdefault(kind_of(error), error)
 
-    def _succeed(self, variant: str, at_ms: int) -> None:
-        self._succeeded_ms[variant] = max(at_ms, self._succeeded_ms[variant])
-        if not (failed := self._failed[variant]):
+    def _succeed(self, key: _Key, at_ms: int) -> None:
+        self._succeeded_ms[key] = max(at_ms, self._succeeded_ms[key])
+        if not (failed := self._failed[key]):
             return
         for second in [second for second in failed if second <= at_ms // 1000]:
             del failed[second]
-            self._tasks[variant].pop(second, None)
+            self._tasks[key].pop(second, None)
         if not failed:
-            self._errors[variant].clear()
+            self._errors[key].clear()
 
-    def find_failing(self, variant: str, since_ms: int) -> Failing | None:
-        """Return the failures after that time, if they are enough and no episode has succeeded since."""
-        seconds = [second for second in self._failed[variant] if second >= since_ms // 1000]
+    def find_failing(self, variant: str, since_ms: int) -> list[Failing]:
+        """Return the failures after that time, if they are enough and no episode of their stream has succeeded since.
+
+        As long as no episode of the policy has ever succeeded, its streams are counted together.
+        """
+        keys = sorted(key for key in self._failed if key[0] == variant)
+        has_success = any(key[0] == variant for key in self._succeeded_ms)
+        found = (self._count(some, since_ms) for some in ([[key] for key in keys] if has_success else [keys]))
+        return [one for one in found if one is not None]
+
+    def _count(self, keys: list[_Key], since_ms: int) -> Failing | None:
+        seen = [(key, second) for key in keys for second in self._failed[key] if second >= since_ms // 1000]
         failed = Counter[tuple[str, ...]]()
-        for second in seconds:
-            failed.update(self._failed[variant][second])
+        for key, second in seen:
+            failed.update(self._failed[key][second])
         episodes = failed.total()
-        if episodes < ENOUGH or sum(self._tasks[variant][second] for second in seconds) < ENOUGH_TASKS:
+        if episodes < ENOUGH or sum(self._tasks[key][second] for key, second in seen) < ENOUGH_TASKS:
             return None
         [(kind, _)] = failed.most_common(1)
-        return Failing(episodes, min(seconds) * 1000, max(seconds) * 1000, self._errors[variant][kind])
+        error = next(self._errors[key][kind] for key in keys if kind in self._errors[key])
+        seconds = [second for _, second in seen]
+        streams = tuple(dict.fromkeys(key[1] for key, _ in seen))
+        return Failing(episodes, min(seconds) * 1000, max(seconds) * 1000, error, streams)

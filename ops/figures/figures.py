@@ -22,7 +22,7 @@ from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.figures.concluded import ConcludedFold
 from headrace.ops.figures.revision_figures import RevisionsFold
 from headrace.ops.figures.reward_figures import RewardsFold
-from headrace.ops.figures.run_figures import GroupCounts, RunFigures, RunState, Selection, ShadowFigures
+from headrace.ops.figures.run_figures import GroupCounts, RunFigures, RunState, Selection, ShadowFigures, read_selection
 from headrace.ops.figures.standstill import (
     Seen,
     Standstill,
@@ -49,9 +49,6 @@ from headrace.schemas.records import (
     WorkerStatus,
 )
 from headrace.schemas.topics import eval_stream, policy_of, policy_variant_of
-
-MOST_ENTRIES_SHOWN = 16
-"""Longest list or table of a selector that is reported in full; of a longer one only the length is reported."""
 
 
 class Figures:
@@ -246,7 +243,7 @@ class Figures:
         snapshot, record_id = self._feeder
         with suppress(*NO_SNAPSHOT):
             sources = json.loads(snapshot.body).get("sources", {})
-            selection = {stream: _read_selection(source) for stream, source in sources.items()}
+            selection = {stream: read_selection(source) for stream, source in sources.items()}
             self._audit.fold_record(snapshot, record_id)
             self._selection = selection
 
@@ -306,22 +303,6 @@ class Figures:
             busy = any(counts.in_flight for counts in counted)
             return "running" if here and busy else "finished"
         return "running" if here or starting else "stopped"
-
-
-def _read_selection(source: Mapping[str, Any]) -> Selection:
-    counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
-    state = {name: _shorten(state) for name, state in source.get("selector", {}).items()}
-    return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)))
-
-
-def _shorten(state: Any) -> Any:
-    """Return the short values of a selector's state, and the lengths of the long ones."""
-    if not isinstance(state, dict):
-        return state
-    return {
-        name: len(value) if isinstance(value, dict | list) and len(value) > MOST_ENTRIES_SHOWN else value
-        for name, value in state.items()
-    }
 
 
 def _sum_counts(policies: Iterable[PolicyAudit]) -> GroupCounts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -11,6 +12,9 @@ from headrace.ops.figures.revision_figures import RevisionFigures
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.weights_figures import WeightsFigures
 from headrace.schemas.records import EvalResult, UsedEnvironment, WorkerStatus
+
+MOST_ENTRIES_SHOWN = 16
+"""Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
 
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 
@@ -39,13 +43,34 @@ class Selection:
     """Selector to its state; a long list or table is replaced by its length."""
     unbuilt: int = 0
     """Problems that were skipped because the environment could not build them."""
+    why_unbuilt: str = ""
+    """Reason of the last of them; empty if it is not known."""
 
     def __str__(self) -> str:
         """Return the counts in words; empty if every problem was taken."""
         if not self.rejected and not self.forced and not self.unbuilt:
             return ""
         unbuilt = f" · {self.unbuilt} cannot be built" if self.unbuilt else ""
+        unbuilt += f", the last: {self.why_unbuilt}" if self.unbuilt and self.why_unbuilt else ""
         return f"{self.selected} selected · {self.rejected} rejected · {self.forced} forced{unbuilt}"
+
+
+def read_selection(source: Mapping[str, Any]) -> Selection:
+    """Return the counts of a stream from the state of its source in the feeder's snapshot."""
+    counts = {name: int(source.get(name, 0)) for name in ("selected", "rejected", "forced")}
+    state = {name: _shorten(state) for name, state in source.get("selector", {}).items()}
+    why = str(source.get("skipped_why", ""))
+    return Selection(**counts, state=state, unbuilt=int(source.get("skipped", 0)), why_unbuilt=why)
+
+
+def _shorten(state: Any) -> Any:
+    """Return the short values of a selector's state, and the lengths of the long ones."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: len(value) if isinstance(value, dict | list) and len(value) > MOST_ENTRIES_SHOWN else value
+        for name, value in state.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

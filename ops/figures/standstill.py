@@ -17,9 +17,9 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
+from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
 from headrace.ops.figures.weights_figures import is_there
 from headrace.producers.rollout.pauses import ENVIRONMENT
-from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import policy_of, variant_of
 
@@ -95,7 +95,7 @@ class Surroundings:
     """The facts about a run that are not on its topics."""
 
     began_ms: int = 0
-    """When it was started last, in ms since the epoch; 0 if unknown."""
+    """When `headrace up` started it last, in ms since the epoch; 0 if unknown, as of a run of separate parts."""
     silent: tuple[Silence, ...] = ()
     """Servers that do not answer."""
     processes: Mapping[str, ChildState] = field(default_factory=dict)
@@ -197,25 +197,23 @@ class _Stand:
 
     def explain_failing(self) -> Standstill | None:
         """Return the standstill that every episode fails, if that is so and the servers answer."""
-        found = self.seen.episodes.find_failing(self.policy_variant, self.around.began_ms)
         recipe = self.seen.recipe
         lately_ms = max(LEAST_MS, round(2000 * recipe.rollout.episode_limit_s))
-        is_shadow = bool(variant_of(self.policy_variant))
-        if found is None or is_shadow or self.around.silent or self.now_ms - found.last_ms > lately_ms:
+        failing = self.seen.episodes.find_failing(self.policy_variant, self.around.began_ms)
+        lately = [one for one in failing if self.now_ms - one.last_ms <= lately_ms]
+        if not lately or variant_of(self.policy_variant) or self.around.silent:
             return None
+        found = max(lately, key=lambda one: one.episodes)
         limit_s, never = recipe.launch.all_failed_limit_s, not self.seen.episodes.has_success
         hopeless = never and 0 < limit_s <= (found.last_ms - found.first_ms) / 1000
-        what = f"gets no episode: all {found.episodes:,} since {self._format_time(found.first_ms)} failed"
-        short = f"{what}, most of them by {describe_error(found.error)}" + "; none has ever succeeded" * never
-        itself = "the feeder issues further tasks"
-        if hopeless:
-            itself = f"nothing: `headrace up` ends after {limit_s:g} s of this (launch.all_failed_limit_s)"
-        elif never and limit_s:
-            itself += f"; `headrace up` ends with exit code 1 after {limit_s:g} s of this (launch.all_failed_limit_s)"
-        here = self._list_workers(here=True)
-        look = self._log_hint(here[0].worker) if here else "look into the log of a worker"
-        what = "where they wait" if found.error.reason == "time_limit" else "the traceback"
-        to_do = f"fix the error; for {what}, {look}, event episode.failed"
+        workflows = len(recipe.workflows_of(self.policy_variant))
+        short = describe_failing(found, workflows, self._format_time(found.first_ms))
+        short += "; none has ever succeeded" * never
+        ends_s, has_launcher = limit_s if never else 0.0, bool(self.around.began_ms)
+        itself = describe_end_of_failing(ends_s, is_hopeless=hopeless, has_launcher=has_launcher)
+        here = [one for one in self._list_workers(here=True) if one.workflow in found.streams]
+        look = self._log_hint(here[0].worker) if here else "look into a worker's log"
+        to_do = advise_on_failing(found, look, has_parts=bool(ends_s) and not has_launcher)
         sentence = f"{self.policy_variant} {short}. What happens next: {itself}. What you can do: {to_do}."
         return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless)
 

@@ -21,6 +21,9 @@ log = structlog.get_logger()
 MOST_UNBUILT = 8
 """The feeder ends after so many training problems in a row cannot be built: then no single problem is at fault."""
 
+LONGEST_REASON = 300
+"""Characters of the reason that a snapshot holds."""
+
 OpenEnvironment = Callable[[dict[str, Any]], Environment]
 """Builds the environment of a workflow with settings that override the recipe's."""
 
@@ -71,6 +74,8 @@ class TaskSource:
         """Counts of problems: accepted by the selector, rejected by it, and taken against its decision."""
         self.skipped = 0
         """Number of problems that the environment could not build."""
+        self.skipped_why = ""
+        """Reason of the last of them, in one line."""
         self._open = open_environment
         self._environments: dict[str, Environment] = {"": open_environment({})}
         self._cursors: Counter[str] = Counter()
@@ -154,6 +159,7 @@ class TaskSource:
                 continue
             self.skipped += len(passed)
             for skipped, is_first, why in passed:
+                self.skipped_why = _shorten(why)
                 if is_first:
                     log.warning("problem.skipped", workflow=self.workflow, tier=tier, index=skipped, why=why)
             return drawn
@@ -191,6 +197,7 @@ class TaskSource:
             "rejected": self.rejected,
             "forced": self.forced,
             "skipped": self.skipped,
+            "skipped_why": self.skipped_why,
             "selector": self.selector.snapshot(),
         }
 
@@ -198,6 +205,10 @@ class TaskSource:
         """Take the state that `snapshot` returned."""
         self._cursors, self.tier = Counter(state["cursors"]), state["tier"]
         self.selected, self.rejected, self.forced = state["selected"], state["rejected"], state["forced"]
-        self.skipped = state.get("skipped", 0)
+        self.skipped, self.skipped_why = state.get("skipped", 0), state.get("skipped_why", "")
         self._pass_size_on()
         self.selector.restore(state["selector"])
+
+
+def _shorten(why: str) -> str:
+    return " ".join(why.split()).encode(errors="backslashreplace").decode()[:LONGEST_REASON]

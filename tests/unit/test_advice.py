@@ -50,6 +50,19 @@ def test_one_reward_throughout_is_told_before_the_first_version_and_ends_with_th
     assert advised(group(), *[same] * ADVICE_GROUPS), "the newest count"
 
 
+def test_one_reward_of_a_workflow_is_told_by_its_name_beside_one_that_is_well() -> None:
+    same = replace(group((0.0,) * 4, discarded="zero_variance"), stream="words")
+    mixed = [one for _ in range(ENOUGH_GROUPS) for one in (same, replace(group(), stream="sums"))]
+    found = advised(*mixed)
+    assert list(found) == ["one_reward"]
+    assert "of the newest 16 groups of workflow words have reward 0" in found["one_reward"].sentence
+    assert not advised(*mixed, *[replace(group(), stream="sums")] * ADVICE_GROUPS), "it is over"
+    both = advised(*[replace(same, stream=stream) for stream in ("words", "sums")] * ENOUGH_GROUPS)
+    assert "of the newest 32 groups have reward 0" in both["one_reward"].sentence
+    rare = [one for _ in range(ENOUGH_GROUPS) for one in (same, *[replace(group(), stream="sums")] * 7)]
+    assert "of the newest 16 groups of workflow words" in advised(*rare)["one_reward"].sentence
+
+
 def test_all_groups_dropped_for_one_reason_are_told_with_what_to_do() -> None:
     found = advised(*[group(discarded="stale")] * ENOUGH_GROUPS)
     assert list(found) == ["one_reason"]

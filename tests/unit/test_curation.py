@@ -85,7 +85,7 @@ def test_the_outcome_of_a_group_whose_episodes_failed_tells_how() -> None:
     assert isinstance(outcome, Outcome)
     assert (outcome.reason, outcome.errors) == (
         "failed",
-        (EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 2),),
+        (EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 2, has_traceback=True),),
     )
 
 

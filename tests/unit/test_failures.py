@@ -259,6 +259,19 @@ def test_errors_are_counted_over_groups_and_once_for_all_policies_of_a_task() ->
     assert second.sentence.startswith("1 episode failed: ValueError: no at ")
 
 
+def test_the_group_that_is_named_is_the_first_that_holds_the_traceback(own: Any) -> None:
+    bare = failures(raised(own.judge, "7"), 2)
+    stripped = tuple(replace(failure, traceback="") for failure in bare)
+    [without], [held] = group_errors(stripped), group_errors((stripped[0], bare[1]))
+    assert (without.has_traceback, held.has_traceback, held.episodes) == (False, True, 2)
+    fold = ErrorsFold()
+    for number, error in enumerate((without, held, held)):
+        fold.fold_outcome(outcome(number, error=error))
+    [seen] = fold.errors()
+    assert (seen.count, seen.number, seen.task_id) == (6, 1, "sum:1")
+    assert seen.sentence.endswith("; one in task sums:1 (sum:1), with its traceback: `headrace lineage --group sums:1`")
+
+
 def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorithm() -> None:
     fold = ErrorsFold()
     detail = "algorithm rules:Own failed: KeyError: 'x' (/home/me/rules.py:7 in process)"

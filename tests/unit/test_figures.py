@@ -133,6 +133,8 @@ def test_what_a_selector_said_is_told_and_of_what_it_remembers_how_much_that_is(
     log.fed(next={"sums": 6}, sources={"sums": source})
     told = {"greso": {"p_easy": 0.4, "counts": [1, 2, 3], "streaks": 17}}
     assert log.read().selection == {"sums": Selection(5, 3, 1, told, 2)}
+    log.fed(next={"sums": 7}, sources={"sums": {**source, "skipped_why": "KeyError: 'x'"}})
+    assert log.read().selection["sums"].why_unbuilt == "KeyError: 'x'"
 
 
 @pytest.mark.parametrize(

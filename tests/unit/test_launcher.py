@@ -157,7 +157,7 @@ AWAITED = ("solver at version 80 on sums",)
 class DrainingPage:
     """Stands for the page of a run that has ended."""
 
-    ended = "steps"
+    ended, hopeless = "steps", ""
 
     def __init__(self, in_flight: int = 0, awaited: tuple[str, ...] = ()) -> None:
         self.in_flight, self.awaited_evaluations = in_flight, awaited
@@ -306,6 +306,33 @@ def test_who_watches_a_run_sees_it_until_the_last_version_is_evaluated_however_l
 
     assert watch.watch(run, Console(file=io.StringIO()), lambda _: None, plain=True) == "steps"
     assert len(turns) == 5
+
+
+@pytest.mark.parametrize(("began_ms", "looks"), [(0, 3), (1, 1)])
+def test_who_watches_a_run_in_which_nothing_ever_succeeds_gives_up_as_up_does(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, began_ms: int, looks: int
+) -> None:
+    recipe = load_recipe("arithmetic")
+    ended, turns = list[str](), list[float]()
+    page = SimpleNamespace(ended="", in_flight=4, hopeless="solver gets no episode")
+    page.close = lambda: ended.append("closed")
+
+    def turn(_timeout_s: float) -> None:
+        turns.append(clock.now_s)
+        clock.now_s += 100.0
+        assert len(turns) < 9, "it goes on"
+
+    page.turn = turn
+    monkeypatch.setattr(watch, "LivePage", lambda *_, **__: page)
+    monkeypatch.setattr(watch, "servers_of", lambda *_: SimpleNamespace(stop=lambda: None, watch=lambda: ()))
+    monkeypatch.setattr(watch, "fetch_session_timeout_s", lambda _: 8.0)
+    run = cast("Run", SimpleNamespace(recipe=recipe, connection=None))
+
+    with pytest.raises(launcher.AllFailed, match=r"^solver gets no episode$") as raised:
+        watch.watch(run, Console(file=io.StringIO()), lambda _: None, plain=True, began_ms=began_ms)
+    assert raised.value.exit_code == 1
+    assert len(turns) == looks, "what failed before separate parts were mended counts while they are watched so long"
+    assert ended == ["closed"]
 
 
 @pytest.mark.parametrize(

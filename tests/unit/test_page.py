@@ -215,6 +215,10 @@ def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> 
     assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table(status_of(replace(figures, workers=()))))
     figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0, unbuilt=2)})
     assert "0 forced · 2 cannot be built" in drawn(page(replace(moment, figures=figures)))
+    figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0, unbuilt=2, why_unbuilt="KeyError: [/x]")})
+    for shown in (page(replace(moment, figures=figures)), status_table(status_of(replace(figures, workers=())))):
+        words = " ".join(drawn(shown).replace("│", " ").split())
+        assert "2 cannot be built, the last: KeyError: [/x]" in words
 
 
 def test_status_and_page_tell_what_the_run_stands_still_for_and_advice(moment: Moment) -> None:

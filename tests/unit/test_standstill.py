@@ -11,6 +11,7 @@ from made_recipes import sums_recipe
 
 from headrace.infra.embedded.server_probe import Silence
 from headrace.infra.process.supervisor import ChildState
+from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import ENOUGH, FailingFold
 from headrace.ops.figures.standstill import (
@@ -43,7 +44,7 @@ def discarded(count: int, reason: str = "zero_variance", at_ms: int = NOW - 1000
     return fold
 
 
-def said(
+def said(  # noqa: PLR0913 - each is of the defaults of a run that stands still
     *workers: WorkerStatus,
     made: Mapping[int, int] = MADE,
     lag: Mapping[str, int] | None = None,
@@ -51,10 +52,11 @@ def said(
     episodes: FailingFold | None = None,
     in_flight: int = 3,
     at_once: bool = False,
+    recipe: Recipe = RECIPE,
     **around: Any,
 ) -> Standstill | None:
     seen = Seen(
-        recipe=RECIPE,
+        recipe=recipe,
         versions={"solver": max(made)} if made else {},
         made_ms={"solver": made},
         groups=groups or ConcludedFold(),
@@ -201,17 +203,21 @@ ERROR = EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1,
 YOUNG = {0: NOW - 20_000}
 
 
-def failed(count: int, first_ms: int, last_ms: int = NOW - 1000, error: EpisodeError = ERROR) -> FailingFold:
+def failed(
+    count: int, first_ms: int, last_ms: int = NOW - 1000, error: EpisodeError = ERROR, stream: str = "sums"
+) -> FailingFold:
     """Groups of four episodes that all failed, evenly from the first to the last."""
     fold, groups = FailingFold(), count // error.episodes
     for number in range(groups):
         at_ms = first_ms + (last_ms - first_ms) * number // max(1, groups - 1)
-        fold.fold_outcome("solver", Outcome(component="curate", verdict="dropped", errors=(error,)), at_ms)
+        outcome = Outcome(component="curate", stream=stream, verdict="dropped", errors=(error,))
+        fold.fold_outcome("solver", outcome, at_ms)
     return fold
 
 
-def well(fold: FailingFold, at_ms: int) -> FailingFold:
-    fold.fold_outcome("solver", Outcome(component="curate", verdict="kept", rewards=(0.0, 1.0)), at_ms)
+def well(fold: FailingFold, at_ms: int, stream: str = "sums") -> FailingFold:
+    outcome = Outcome(component="curate", stream=stream, verdict="kept", rewards=(0.0, 1.0))
+    fold.fold_outcome("solver", outcome, at_ms)
     return fold
 
 
@@ -240,14 +246,13 @@ def test_the_error_that_is_told_is_the_most_frequent_since_an_episode_succeeded(
         failed(400, NOW - 60_000, NOW - 40_000),
         replace(ERROR, detail="KeyError: 'new'", at="own.py:9 in judge"),
     )
-    fold.fold_outcome("solver", Outcome(component="curate", verdict="dropped", errors=(new,)), NOW - 10_000)
+    dropped = Outcome(component="curate", stream="sums", verdict="dropped", errors=(new,))
+    fold.fold_outcome("solver", dropped, NOW - 10_000)
     well(fold, NOW - 30_000)  # the outcomes of other partitions are read later
     for number in range(20):
-        at_ms = NOW - 9000 + number
-        fold.fold_outcome("solver", Outcome(component="curate", verdict="dropped", errors=(new,)), at_ms)
+        fold.fold_outcome("solver", dropped, NOW - 9000 + number)
 
-    found = fold.find_failing("solver", 0)
-    assert found is not None
+    [found] = fold.find_failing("solver", 0)
     assert (found.episodes, found.error) == (84, new)
 
 
@@ -262,10 +267,10 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
 
 
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
-    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 301_000))) is not None
+    assert (found := said(ROLLING, made=YOUNG, began_ms=1, episodes=failed(400, NOW - 301_000))) is not None
     assert found.hopeless
-    assert "What happens next: nothing: `headrace up` ends after 300 s of this" in found.sentence
-    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 290_000))) is not None
+    assert "What happens next: nothing more: `headrace up` ends after 300 s of this" in found.sentence
+    assert (found := said(ROLLING, made=YOUNG, began_ms=1, episodes=failed(400, NOW - 290_000))) is not None
     assert not found.hopeless
     once = well(failed(400, NOW - 400_000), NOW - 900_000)
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=once)) is not None
@@ -274,6 +279,52 @@ def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time
     recent = failed(4000, NOW - 400_000)
     assert (found := said(ROLLING, made=YOUNG, began_ms=NOW - 100_000, episodes=recent)) is not None
     assert not found.hopeless, "what failed before it was started again was another source's, perhaps"
+
+
+def two_workflows() -> Recipe:
+    sums = {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}}
+    return sums_recipe(workflows={"sums": sums, "words": sums}, trainer={"steps": 9, "groups_per_batch": 4})
+
+
+def test_a_workflow_that_always_fails_beside_one_that_succeeds_is_told_by_its_name() -> None:
+    fold, recipe = failed(400, NOW - 400_000, stream="words"), two_workflows()
+    for number in range(400):
+        well(fold, NOW - 400_000 + 1000 * number)
+    there = replace(ROLLING, worker="rollout-words-0", workflow="words")
+    found = said(ROLLING, there, made=YOUNG, began_ms=0, episodes=fold, recipe=recipe)
+    assert found is not None
+    assert (found.cause, found.hopeless, found.since_ms) == ("failing", False, NOW - 400_000)
+    assert found.sentence.startswith("solver gets no episode of workflow words: all 400 since ")
+    assert "none has ever succeeded" not in found.sentence, "that is said of the run"
+    assert "the log of rollout-words-0, event" in found.sentence
+    assert said(ROLLING, there, made=YOUNG, episodes=well(fold, NOW, "words"), recipe=recipe) is None
+    old = well(failed(400, NOW - 900_000, NOW - 800_000, stream="words"), NOW - 1000)
+    assert said(ROLLING, there, made=YOUNG, began_ms=0, episodes=old, recipe=recipe) is None, "long ago"
+
+
+def test_a_run_is_hopeless_only_if_no_workflow_ever_succeeded_and_their_failures_count_together() -> None:
+    fold, recipe = failed(ENOUGH // 2, NOW - 301_000), two_workflows()
+    for number in range(4):
+        error = Outcome(component="curate", stream="words", verdict="dropped", errors=(ERROR,))
+        fold.fold_outcome("solver", error, NOW - 5000 + number)
+    found = said(ROLLING, made=YOUNG, began_ms=0, episodes=fold, recipe=recipe)
+    assert found is not None
+    assert found.hopeless
+    assert "solver gets no episode of workflows sums, words: all 32 since " in found.sentence
+    assert said(ROLLING, made=YOUNG, began_ms=0, episodes=well(fold, NOW - 500_000), recipe=recipe) is None
+
+
+def test_of_a_run_that_no_launcher_is_known_of_it_is_told_that_a_person_must_stop_its_parts() -> None:
+    for seconds in (9, 301):
+        found = said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 1000 * seconds))
+        assert found is not None
+        assert found.hopeless == (seconds > 300)
+        assert "What happens next: the feeder issues further tasks; `headrace up` and `headrace watch` end" in found.sentence
+        assert "after 300 s of this (launch.all_failed_limit_s), parts that were started one by one" in found.sentence
+        assert "What you can do: stop such parts, fix the error, and start them again; look" in found.sentence
+    well_once = well(failed(400, NOW - 9000), NOW - 90_000)
+    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=well_once)) is not None
+    assert "What happens next: the feeder issues further tasks. What you can do: fix the error; look" in found.sentence
 
 
 def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:

@@ -161,9 +161,15 @@ class Torn(Sums):
     """Cannot build its problem 1, and one of 2 is not JSON where it is asked to."""
 
     def __init__(
-        self, bad: tuple[int, ...] = (1,), unplain: tuple[int, ...] = (), size: int = 3, away: tuple[int, ...] = ()
+        self,
+        bad: tuple[int, ...] = (1,),
+        unplain: tuple[int, ...] = (),
+        size: int = 3,
+        away: tuple[int, ...] = (),
+        says: str = "no such row",
     ) -> None:
         super().__init__()
+        self.says = says
         self.bad, self.unplain, self._size, self.away = bad, unplain, size, away
 
     def size(self, split: Split) -> int | None:
@@ -171,7 +177,7 @@ class Torn(Sums):
 
     def problem(self, split: Split, index: int) -> Problem:
         if index in self.bad:
-            raise LookupError("no such row")
+            raise LookupError(self.says)
         if index in self.away:
             raise ConnectionRefusedError("the host of this row")
         return Problem(str(index), "?", extra={"is": object()} if index in self.unplain else {})
@@ -228,10 +234,24 @@ def test_a_source_goes_on_behind_the_problems_that_it_passed_over() -> None:
         got.append(first.draw())
     assert got == want
     assert first.snapshot() == whole.snapshot()
-    older = {key: value for key, value in whole.snapshot().items() if key != "skipped"}
+    older = {key: value for key, value in whole.snapshot().items() if not key.startswith("skipped")}
     again = torn()
     again.restore(older)
-    assert again.skipped == 0, "of a build that passed none over"
+    assert (again.skipped, again.skipped_why) == (0, ""), "of a build that passed none over"
+
+
+def test_the_newest_reason_of_a_problem_that_was_passed_over_is_in_the_snapshot_in_one_short_line() -> None:
+    problems = torn(bad=(1,), unplain=(2,), size=4)
+    for _ in range(2):
+        problems.draw()
+    assert "problem 2 of train: PayloadError: " in problems.snapshot()["skipped_why"]
+    long = "no\nrow \udc80" + "x" * 999
+    odd = TaskSource("math", lambda _: Torn(says=long), AcceptAll(1))
+    for _ in range(2):
+        odd.draw()
+    why = odd.snapshot()["skipped_why"]
+    assert "problem 1 of train: LookupError: no row \\udc80xxx" in why
+    assert len(why) == 300
 
 
 def test_eight_training_problems_in_a_row_that_cannot_be_built_end_the_feeder_and_one_ends_a_trial() -> None:
