@@ -98,7 +98,8 @@ def test_an_alphabet_that_lacks_what_is_asked_is_refused_before_anything_is_star
     small = ['policies.solver.alphabet="0123456789+="']
     with pytest.raises(UsageError, match=r"^workflows\.sums: .* not in policies\.solver\.alphabet: add .*ab.* to it"):
         check_names(load_recipe("arithmetic", small))
-    check_names(load_recipe("arithmetic", [*small, "workflows.sums.workflow=solver_verifier"]))
+    both = ['workflows.sums.workflow="solver_verifier"', 'workflows.sums.policies.verifier="solver"']
+    check_names(load_recipe("arithmetic", [*small, *both]))
 
 
 def test_the_alphabet_spells_every_prompt_and_example() -> None:

@@ -49,7 +49,7 @@ def test_a_start_is_given_up_when_its_engine_is_closed(tmp_path: Path) -> None:
         time.sleep(0.001)
     server.close()
     starting.join()
-    assert "no longer needed" in str(raised[0])
+    assert "the server is being stopped" in str(raised[0])
 
 
 def test_a_server_that_exits_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_who_watches_a_run_in_which_nothing_ever_succeeds_gives_up_as_up_does(
 
     page.turn = turn
     monkeypatch.setattr(watch, "LivePage", lambda *_, **__: page)
-    monkeypatch.setattr(watch, "servers_of", lambda *_: SimpleNamespace(stop=lambda: None, watch=lambda: ()))
+    monkeypatch.setattr(watch, "make_servers", lambda *_: SimpleNamespace(stop=lambda: None, watch=lambda: ()))
     monkeypatch.setattr(watch, "fetch_session_timeout_s", lambda _: 8.0)
     run = cast("Run", SimpleNamespace(recipe=recipe, connection=None))
 

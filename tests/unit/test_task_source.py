@@ -244,13 +244,13 @@ def test_the_newest_reason_of_a_problem_that_was_passed_over_is_in_the_snapshot_
     problems = torn(bad=(1,), unplain=(2,), size=4)
     for _ in range(2):
         problems.draw()
-    assert "problem 2 of train: PayloadError: " in problems.snapshot()["skipped_why"]
+    assert "problem 2 of split train: PayloadError: " in problems.snapshot()["skipped_why"]
     long = "no\nrow \udc80" + "x" * 999
     odd = TaskSource("math", lambda _: Torn(says=long), AcceptAll(1))
     for _ in range(2):
         odd.draw()
     why = odd.snapshot()["skipped_why"]
-    assert "problem 1 of train: LookupError: no row \\udc80xxx" in why
+    assert "problem 1 of split train: LookupError: no row \\udc80xxx" in why
     assert len(why) == 300
 
 

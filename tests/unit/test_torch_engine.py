@@ -268,7 +268,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(engine: Torch
         "missing": {key: value for key, value in good.items() if key != name},
         "unknown": {**good, "model.extra": torch.zeros(1)},
         "shape": {**good, name: torch.zeros(2, 2)},
-        "not finite": {**good, name: torch.full_like(good[name], torch.nan)},
+        "NaN or infinite": {**good, name: torch.full_like(good[name], torch.nan)},
     }
     for message, weights in wrong.items():
         with pytest.raises(EngineError, match=message):
