@@ -300,7 +300,7 @@ def examine_servers(recipe: Recipe) -> Iterator[Finding]:
     try:
         connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
         address = RunAddress(connection, recipe.name)
-        wanted = find_needs(recipe, recipe.topic_specs_with(recipe.state_partitions))
+        wanted = find_needs(recipe, recipe.build_topic_specs(recipe.state_partitions))
         found = examine_cluster(connection, wanted)
         if all(finding.ok for finding in found) and recipe.name in list_runs(connection, CLUSTER_PATIENCE_S):
             specs = read_topic_specs(read_first_revision(address), recipe)

@@ -87,7 +87,7 @@ def examine(asked: Asked) -> list[Fault]:
     return [fault for check in CHECKS.values() for fault in check(asked)]
 
 
-def examine_trial(recipe: Recipe) -> list[Fault]:
+def examine_for_trial(recipe: Recipe) -> list[Fault]:
     """Return all faults and doubts about a recipe for `headrace try`, where no feeder and no servers run."""
     asked = Asked(_with_one_process(recipe))
     return [fault for what, check in CHECKS.items() if what not in RUN_ONLY for fault in check(asked)]

@@ -35,7 +35,7 @@ def list_topics_of_recipe(name_or_path: str, sets: Sequence[str], *, only_list: 
     recipe = load_recipe(name_or_path, sets)
     kafka = recipe.kafka
     if only_list or not kafka.bootstrap:
-        return _list(recipe.topic_specs_with(recipe.state_partitions), None)
+        return _list(recipe.build_topic_specs(recipe.state_partitions), None)
     connection = Connection(kafka.bootstrap, merge_client_settings(kafka.client), kafka.compression)
     refuse_unreachable(connection)
     specs = read_topic_specs(read_first_revision(RunAddress(connection, recipe.name)), recipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.algorithms.contract import Candidate
-from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_ends
+from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_largest_and_smallest
 
 
 class BestAndWorst(Subset):
@@ -16,4 +16,6 @@ class BestAndWorst(Subset):
 
     def choose(self, candidate: Candidate, ranked: Sequence[int]) -> Iterable[int]:
         """Take both ends."""
-        return take_ends(*rank_both_ways(ranked, candidate.rewards), self._m - self._m // 2, self._m // 2)
+        return take_largest_and_smallest(
+            *rank_both_ways(ranked, candidate.rewards), self._m - self._m // 2, self._m // 2
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.algorithms.contract import Candidate
-from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_ends
+from headrace.consumers.algorithms.subset import Subset, rank_both_ways, take_largest_and_smallest
 
 SPREAD_ROUNDING = 1e-12
 """Sums of squares count as equal if they differ by less than this share of the squared spread of rewards."""
@@ -24,7 +24,7 @@ class Pods(Subset):
         rewards, m = candidate.rewards, self._m
         falling, rising = rank_both_ways(ranked, rewards)
         best = find_best_counts([rewards[index] for index in rising], m)
-        sets = [take_ends(falling, rising, k, m - k) for k in best]
+        sets = [take_largest_and_smallest(falling, rising, k, m - k) for k in best]
         if len(sets) == 1:
             return sets[0]
         rank_of = {index: rank for rank, index in enumerate(ranked)}

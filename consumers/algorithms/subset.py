@@ -46,7 +46,7 @@ def rank_both_ways(ranked: Sequence[int], rewards: Sequence[float]) -> tuple[lis
     return sorted(ranked, key=rewards.__getitem__, reverse=True), sorted(ranked, key=rewards.__getitem__)
 
 
-def take_ends(falling: Sequence[int], rising: Sequence[int], largest: int, smallest: int) -> set[int]:
+def take_largest_and_smallest(falling: Sequence[int], rising: Sequence[int], largest: int, smallest: int) -> set[int]:
     """Return this many indices from the begin of both lists: of the largest and of the smallest rewards."""
     taken = set(falling[:largest])
     return taken.union([index for index in rising if index not in taken][:smallest])

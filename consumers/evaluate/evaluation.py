@@ -117,7 +117,7 @@ def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
     return stamp if stamp.run_id == run_id and stamp.min_version >= 0 else None
 
 
-def build_unanswered(stamp: Stamp, policy: str, revisions: Sequence[Recipe]) -> TrajectoryGroup:
+def build_group_without_answers(stamp: Stamp, policy: str, revisions: Sequence[Recipe]) -> TrajectoryGroup:
     """Return a group without answers in place of an unreadable group, from its stamp and the run's recipes."""
     asked_under = revisions[min(max(stamp.revision, 0), len(revisions) - 1)]
     return TrajectoryGroup(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold, build_unanswered, read_lost_stamp
+from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_without_answers, read_lost_stamp
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, decode_own
@@ -59,7 +59,7 @@ class Evaluator:
             group = self._read_group(message.value, policy)
         except MessageRefused as refused:
             stamp = read_lost_stamp(message.headers, self.run.run_id) if refused.reason != "other_run" else None
-            lost = build_unanswered(stamp, policy, self.run.revisions) if stamp is not None else None
+            lost = build_group_without_answers(stamp, policy, self.run.revisions) if stamp is not None else None
             concluded = self.fold.fold_group(lost) if lost is not None else None
             return [self._build_dead_letter(message, refused), *self._build_messages(concluded)]
         return self._build_messages(self.fold.fold_group(group))

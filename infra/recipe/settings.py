@@ -522,9 +522,9 @@ class Recipe(Settings):
     @property
     def topic_specs(self) -> tuple[TopicSpec, ...]:
         """Every topic of a run whose `state` has one partition, as it should be."""
-        return self.topic_specs_with(1)
+        return self.build_topic_specs(1)
 
-    def topic_specs_with(self, state_partitions: int) -> tuple[TopicSpec, ...]:
+    def build_topic_specs(self, state_partitions: int) -> tuple[TopicSpec, ...]:
         """Return every topic of a run, as it should be."""
         return self.topics.all(
             tuple(self.workflows),

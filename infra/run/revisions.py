@@ -165,7 +165,7 @@ def read_topic_specs(first: bytes | None, recipe: Recipe) -> tuple[TopicSpec, ..
     Raises SchemaError.
     """
     of_first = 0 if first is None else codec.decode(first, RecipeRevision).state_partitions or 1
-    return recipe.topic_specs_with(of_first or recipe.state_partitions)
+    return recipe.build_topic_specs(of_first or recipe.state_partitions)
 
 
 def read_first_revision(address: RunAddress) -> bytes | None:

@@ -131,7 +131,7 @@ class Run:
     @property
     def topic_specs(self) -> tuple[TopicSpec, ...]:
         """Specifications of all its topics."""
-        return self.recipe.topic_specs_with(self.state_partitions)
+        return self.recipe.build_topic_specs(self.state_partitions)
 
     @property
     def topic_names(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def is_labelled(header: Header, event: WeightsPublished) -> bool:
     return named == wanted
 
 
-def find_cheapest(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:
+def find_cheapest_path(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:
     """Return the links from `held` (or from nothing) to `target` with the fewest bytes; None when there are none.
 
     Dijkstra's algorithm; of two ways of equal size the one with fewer objects. Empty when `target` is held.

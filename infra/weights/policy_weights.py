@@ -19,7 +19,7 @@ from headrace.infra.weights.paths import (
     MERGED,
     NO_BASE,
     WHOLE,
-    find_cheapest,
+    find_cheapest_path,
     is_labelled,
     is_whole,
     link_of,
@@ -79,7 +79,7 @@ class PolicyWeights:
         why = [self._worthless[claim_of(link.of)] for link in worthless if link.of.version > healed]
         again: set[ClaimCheck] = set()
         while True:
-            way = find_cheapest(links, self._held.weights_hash if self._held else NO_BASE, target.weights_hash)
+            way = find_cheapest_path(links, self._held.weights_hash if self._held else NO_BASE, target.weights_hash)
             if way is None:
                 raise BadWeights(_no_way_error(why))
             fetched: list[Fetched] = []

@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.consumers.evaluate.evaluation import (
     EvaluationFold,
-    build_unanswered,
+    build_group_without_answers,
     cut_rewards,
     read_lost_stamp,
     workflow_of,
@@ -159,7 +159,7 @@ class Evaluations:
         if (message.topic, message.partition, message.offset) not in self._unread:
             return None
         stamp = read_lost_stamp(message.headers, run_id)
-        return build_unanswered(stamp, stamp.policy, self._revisions) if stamp is not None else None
+        return build_group_without_answers(stamp, stamp.policy, self._revisions) if stamp is not None else None
 
     def mark_dead(self, dead_letter: DeadLetter) -> None:
         """Take in a dead letter about an evaluation, or its redrive."""

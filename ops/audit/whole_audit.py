@@ -146,8 +146,8 @@ class WholeAudit:
         self._fold_messages(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
         self._fold_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
         # The feeder deletes tasks that were played, so they are read before the groups that conclude them.
-        self._fold_to_the_end(self.log.read(_select_existing(parts.tasks, there), "tasks"))
-        self._fold_to_the_end(self.log.read(_select_existing(parts.trajectories, there), "groups"))
+        self._fold_and_note_ends(self.log.read(_select_existing(parts.tasks, there), "tasks"))
+        self._fold_and_note_ends(self.log.read(_select_existing(parts.trajectories, there), "groups"))
         self._begin_evaluations(parts, there, asked)
         ends = self.log.ends(_select_existing(parts.curated, there))
         for chain in self.fold.account.chains.values():
@@ -181,7 +181,7 @@ class WholeAudit:
             self.fold.fold_message(message)
             self._run_deep_check(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
 
-    def _fold_to_the_end(self, messages: Iterable[Message]) -> None:
+    def _fold_and_note_ends(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.ends[message.topic, message.partition] = message.offset + 1
             self._fold_group(message)

@@ -275,11 +275,11 @@ def student_t(freedom: int, share: float = 0.95) -> float:
     """
     if freedom < 1:
         raise ValueError(f"degrees of freedom are 1 or more, got {freedom}")
-    mass = _compute_mass_of_odd if freedom % 2 else _compute_mass_of_even
+    mass = _compute_t_mass_for_odd_freedom if freedom % 2 else _compute_mass_of_even
     return math.sqrt(freedom) * math.tan(_invert(lambda theta: mass(theta, freedom), share))
 
 
-def _compute_mass_of_odd(theta: float, freedom: int) -> float:
+def _compute_t_mass_for_odd_freedom(theta: float, freedom: int) -> float:
     total, term = 0.0, math.cos(theta)
     for n in range(3, freedom + 1, 2):
         total += term

@@ -17,7 +17,7 @@ from headrace.infra.weights.paths import (
     MERGED,
     NO_BASE,
     WHOLE,
-    find_cheapest,
+    find_cheapest_path,
     is_version,
     link_of,
     size_of,
@@ -116,7 +116,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     ]
     merged = [_describe_merged(event) for event in events if event.kind == MERGED]
     way = (
-        find_cheapest([link for event in events if (link := link_of(event))], NO_BASE, _find_newest_hash(versions))
+        find_cheapest_path([link for event in events if (link := link_of(event))], NO_BASE, _find_newest_hash(versions))
         or []
     )
     published = {one.version for one in versions}

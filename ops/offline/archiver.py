@@ -247,7 +247,7 @@ def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
     The recipe topic is always included: it holds the recipe, and the schemas of all other records. The topics of
     policies and workflows that a later revision has dropped are included too.
     """
-    by_name = {spec.name: spec for recipe in run.revisions for spec in recipe.topic_specs_with(run.state_partitions)}
+    by_name = {spec.name: spec for recipe in run.revisions for spec in recipe.build_topic_specs(run.state_partitions)}
     there = list_topics(run.connection)
     wanted = [f"{run.address.run}.{name}" for name in asked]
     if missing := [name for name in wanted if name not in there]:

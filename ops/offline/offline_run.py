@@ -180,9 +180,9 @@ def _build_experiment_recipe(archive: Archive, recipe: Recipe) -> Recipe:
     run = Recipe.from_json(archive.revisions()[-1].recipe)
     if run.policies.keys() != recipe.policies.keys():
         raise UsageError(
-            f"the recipe must have the policies of the archive {archive.root}, {', '.join(run.policies)}; it has "
-            f"{', '.join(recipe.policies)}: an experiment on an archive can change only chain, trainer, seed and "
-            "evaluation"
+            f"the recipe has the policies {', '.join(recipe.policies)}, but the archive {archive.root} has "
+            f"{', '.join(run.policies)}: use the same policies. An experiment on an archive can change only chain, "
+            "trainer, seed and evaluation"
         )
     return replace_experiment(run, recipe).model_copy(update={"evaluate": recipe.evaluate, "name": recipe.name})
 

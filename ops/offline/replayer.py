@@ -142,7 +142,7 @@ def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
 def _list_topics(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
     """Return every topic of the run, so that its components find all they need, and topics that no recipe names."""
     recipe = Recipe.from_json(newest.recipe)
-    specs = recipe.topic_specs_with(archive.revisions()[0].state_partitions or 1)
+    specs = recipe.build_topic_specs(archive.revisions()[0].state_partitions or 1)
     held, named = archive.manifest.topics, {spec.name for spec in specs}
     others = [name for name in chosen if name not in named]
     return [*specs, *(TopicSpec(name, len(held[name].partitions), held[name].config) for name in others)]

@@ -23,13 +23,13 @@ from headrace.ops.offline.archived_start import Start, start_from_model
 from headrace.ops.offline.given_answers import GivenAnswers, answers_by_policy
 from headrace.ops.offline.held_out import play_all
 from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
-from headrace.ops.recipe_check import examine_trial
+from headrace.ops.recipe_check import examine_for_trial
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source
 from headrace.producers.feed.planned import build_common_task, build_training_task
 from headrace.producers.rollout.conclusions import build_workflow_spec
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, find_common_wait
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, find_most_common_wait
 from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
 from headrace.schemas.ids import GroupId
@@ -96,7 +96,7 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     """
     recipe, began = request.recipe, time.monotonic()
     with report_own_code(), tempfile.TemporaryDirectory() as folder:
-        refuse(examine_trial(recipe))
+        refuse(examine_for_trial(recipe))
         workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = answers_by_policy(policies, request.answers)
@@ -188,8 +188,8 @@ async def _play_watched(
     while not (await asyncio.wait({playing}, timeout=SILENT_S))[0]:
         limit_s = asked[0][1].episode_limit_s
         say(
-            f"the episodes have run for {time.monotonic() - began:.0f} s; most wait at {find_common_wait()}. They end "
-            f"after {limit_s:g} s (rollout.episode_limit_s); --set rollout.episode_limit_s=20 makes this shorter"
+            f"the episodes have run for {time.monotonic() - began:.0f} s; most wait at {find_most_common_wait()}. They "
+            f"end after {limit_s:g} s (rollout.episode_limit_s); --set rollout.episode_limit_s=20 makes this shorter"
         )
     return playing.result()
 

@@ -43,7 +43,7 @@ from headrace.infra.store.object_store import SPARED_BY_GC, ListedObject, StoreA
 from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.ops.figures.best_version import find_best_version
 from headrace.ops.reading import REPORT_EVERY
-from headrace.ops.retention.keeping import checkpoints_to_retire, make_ranges, weights_to_retire
+from headrace.ops.retention.keeping import checkpoints_to_retire, find_retired_ranges, weights_to_retire
 from headrace.ops.retention.marking import Marker, Unreadable, VersionRef
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -302,8 +302,8 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
         for what, versions, those in ((WEIGHTS, kept.weights, old), (CHECKPOINTS, kept.checkpoints, dropped)):
             gone |= {(policy, what, version) for version in those}
             if new := {version for version in those if not before.has_version(policy, what, version)}:
-                retired[policy, what] = make_ranges(versions, those)
-                added[policy, what] = make_ranges(versions, new)
+                retired[policy, what] = find_retired_ranges(versions, those)
+                added[policy, what] = find_retired_ranges(versions, new)
     doomed = [Doomed(one, _find_kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
     for one, refs in marker.of_versions():
         if refs <= gone:

@@ -66,7 +66,7 @@ def checkpoints_to_retire(checkpoints: Mapping[int, WrittenVersion], keep: int, 
     return set(settled[:-keep]) - set(settled[:1]) - set(last_of_epoch.values())
 
 
-def make_ranges(versions: Iterable[int], retired: Collection[int]) -> Ranges:
+def find_retired_ranges(versions: Iterable[int], retired: Collection[int]) -> Ranges:
     """Return the retired ones of these versions, as ranges that contain no other of these versions."""
     found: list[tuple[int, int]] = []
     goes_on = False

@@ -139,8 +139,8 @@ def check_engine(recipe: Recipe) -> None:
         env = workflow.env.use
         if engine.use == "scripted" and ":" not in env and env not in READ_BY_SCRIPTED:
             raise UsageError(
-                f"workflows.{name} takes problems from environment {env}, but engine scripted answers only problems "
-                'of environment scripted: set env = "scripted", or use another engine'
+                f'workflows.{name} takes problems from the environment "{env}", but the engine "scripted" answers only '
+                'problems of the environment "scripted": set env = "scripted", or use another engine'
             )
 
 

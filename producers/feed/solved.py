@@ -32,7 +32,7 @@ class SolvedWatch:
 
     def observe(self, outcome: Outcome) -> SolvedVerdict:
         """Take in a curator's outcome of a training group."""
-        self._flags.append(_summarise_outcome(outcome))
+        self._flags.append(_encode_difficulty(outcome))
         easy, hard = self._flags.count("e"), self._flags.count("h")
         if len(self._flags) < WINDOW or easy + hard <= self.share * WINDOW:
             return ""
@@ -56,7 +56,7 @@ class SolvedWatch:
         self._flags = deque(state.rstrip("!"), WINDOW)
 
 
-def _summarise_outcome(outcome: Outcome) -> str:
+def _encode_difficulty(outcome: Outcome) -> str:
     if (outcome.verdict, outcome.reason) != ("dropped", ZERO_VARIANCE) or not outcome.rewards:
         return "."
     if not all(map(math.isfinite, outcome.rewards)):

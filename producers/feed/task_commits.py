@@ -54,13 +54,15 @@ class TaskCommits:
                 self._delete_due = now + DELETE_EVERY_S
                 self._delete(committed)
             passed = list(state.pacing.find_passed(committed))
-            found = self._find_due(self._overdue, passed, self.run.topics.trajectories, self._find_curated_ends, now)
+            found = self._fetch_overdue(
+                self._overdue, passed, self.run.topics.trajectories, self._find_curated_ends, now
+            )
             return found + self._find_overdue_evaluations(state, now)
         except HeadraceError as error:  # Kafka is away, or refuses to delete: the tasks stay
             log.info("commits.unknown", error=str(error))
             return []
 
-    def _find_due(
+    def _fetch_overdue(
         self,
         overdue: OverdueNumbers,
         passed: list[Passed],
@@ -101,7 +103,7 @@ class TaskCommits:
                 for partition_id, end in ends.items()
             }
 
-        return self._find_due(self._evaluations_overdue, passed, self.run.topics.eval_groups, read_of, now)
+        return self._fetch_overdue(self._evaluations_overdue, passed, self.run.topics.eval_groups, read_of, now)
 
     def _delete(self, committed: dict[tuple[str, int], int]) -> None:
         topics = self.run.topics

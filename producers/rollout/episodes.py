@@ -152,7 +152,7 @@ async def play_episode(
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else reads its exception
 
 
-def find_common_wait() -> str:
+def find_most_common_wait() -> str:
     """Return where most episodes of this event loop wait, as `flow.py:12 in play`; empty if none runs."""
     waits = Counter(locate_wait(task) for task in asyncio.all_tasks() if task.get_name() == EPISODE)
     return waits.most_common(1)[0][0] if waits else ""

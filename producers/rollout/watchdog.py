@@ -16,7 +16,7 @@ from typing import Self
 import structlog
 
 from headrace.infra.errors import HeadraceError
-from headrace.producers.rollout.episodes import find_common_wait
+from headrace.producers.rollout.episodes import find_most_common_wait
 
 log = structlog.get_logger()
 
@@ -72,7 +72,7 @@ class StallWatch:
         """Return where silent episodes wait; empty while there is progress."""
         if self._silent_s < SILENT_S:
             return ""
-        return f"no token for {self._silent_s:.0f} s; most episodes wait at {find_common_wait()}"
+        return f"no token for {self._silent_s:.0f} s; most episodes wait at {find_most_common_wait()}"
 
     def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
         """Raise Stalled after too long a time without progress."""

@@ -57,7 +57,7 @@ def store_with_keys(address: StoreAddress) -> str:
 def make_run(bootstrap: str, store: ObjectStore, recipe: Recipe, run_id: str = "run-1", **of_first: Any) -> Run:
     """Create the topics, write revision 0, with what else it is to have, and join."""
     address = RunAddress(Connection(bootstrap), recipe.name)
-    ensure_topics(address.connection, recipe.topic_specs_with(of_first.get("state_partitions", 1)))
+    ensure_topics(address.connection, recipe.build_topic_specs(of_first.get("state_partitions", 1)))
     revision = RecipeRevision(
         run_id=run_id,
         recipe=recipe.to_json(),

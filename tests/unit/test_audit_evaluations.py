@@ -11,7 +11,7 @@ import pytest
 from made_groups import group
 from made_recipes import sums_recipe
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold, build_unanswered
+from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_without_answers
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations
@@ -187,7 +187,7 @@ def test_an_answer_is_on_the_topic_of_its_policy() -> None:
 def test_an_answer_that_the_evaluator_could_not_read_counts_as_it_did_there() -> None:
     scene = Scene()
     fold = EvaluationFold("r", 2)
-    unread = build_unanswered(Stamp("r", STREAM, 3, policy="solver", **OF_VERSION_1), "solver", (RECIPE,))
+    unread = build_group_without_answers(Stamp("r", STREAM, 3, policy="solver", **OF_VERSION_1), "solver", (RECIPE,))
     [scene.results[1]] = [one for each in (scene.answers[2], unread) if (one := fold.fold_group(each)) is not None]
     said = scene.said()
     assert [what.partition(" (")[0] for what in said] == [

@@ -222,7 +222,7 @@ def test_of_a_run_on_a_broker_of_ours_what_became_of_its_topics_is_looked_at(mon
     servers = stand_in_servers(has_embedded_kafka=True)
     with pytest.raises(ClusterUnfit):
         beginning.begin_or_join(servers, recipe, lambda _: None, new_recipe=False, own_run_id="mine")
-    assert asked == [Wanted(recipe.topic_specs_with(3))]
+    assert asked == [Wanted(recipe.build_topic_specs(3))]
 
 
 def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_and_from_where(

@@ -196,7 +196,7 @@ def test_what_a_term_needs_and_the_tokens_lack_is_said() -> None:
 def test_vectors_of_other_lengths_are_refused_and_not_broadcast(wrong: torch.Tensor) -> None:
     good = tokens_of([0.0, 0.1, 0.2], [1, 1, 1])
     for name in ("behaviour_logprobs", "advantages", "sequences", "proximal"):
-        with pytest.raises(UsageError, match=rf"must all have the same length.*{name}"):
+        with pytest.raises(UsageError, match=rf"must be one-dimensional and of the same length.*{name}"):
             replace(good, **{name: wrong})  # type: ignore[arg-type]  # each is a tensor
 
 

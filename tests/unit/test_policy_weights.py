@@ -14,7 +14,7 @@ from headrace.infra.weights.delta import encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import files_of
 from headrace.infra.weights.merging import merge_deltas
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NO_BASE, Link, find_cheapest, link_of
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NO_BASE, Link, find_cheapest_path, link_of
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
@@ -132,7 +132,7 @@ def test_of_all_ways_the_one_of_fewest_bytes_is_taken() -> None:
     ]
 
     def way(held: str, target: str) -> list[str] | None:
-        found = find_cheapest(links, held, target)
+        found = find_cheapest_path(links, held, target)
         return None if found is None else [link.of for link in found]
 
     assert way(NO_BASE, "c") == ["anchor", "m"]

@@ -18,7 +18,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, describe_versions
 from headrace.infra.store.object_store import ListedObject
 from headrace.ops.retention.collector import RETIRED, UNNAMED, CollectionRequest, Counted, Plan, plan
-from headrace.ops.retention.keeping import WrittenVersion, checkpoints_to_retire, make_ranges, weights_to_retire
+from headrace.ops.retention.keeping import WrittenVersion, checkpoints_to_retire, find_retired_ranges, weights_to_retire
 from headrace.ops.retention.marking import Marker, Unreadable
 from headrace.schemas import codec
 from headrace.schemas.records import (
@@ -206,7 +206,7 @@ def test_the_first_checkpoint_the_newest_and_the_last_of_every_epoch_stay() -> N
 
 
 def test_ranges_hold_no_version_that_is_kept() -> None:
-    assert make_ranges([0, 1, 2, 4, 5, 9, 10], {1, 2, 4, 9}) == ((1, 4), (9, 9))
+    assert find_retired_ranges([0, 1, 2, 4, 5, 9, 10], {1, 2, 4, 9}) == ((1, 4), (9, 9))
     assert describe_versions([4, 0, 5, 6]) == "0, 4 to 6"
 
 

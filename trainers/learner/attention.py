@@ -113,10 +113,10 @@ def attend(
     size = query.shape[-1]
     if query.is_cuda and query.dtype in _FLASH_DTYPES and size == value.shape[-1] and size <= 256 and size % 8 == 0:
         return _attend_by_flash(query, key, value, packing, window, scaling), None
-    return _attend_by_runs(module, (query, key, value), packing, window, scaling), None
+    return _attend_by_equal_lengths(module, (query, key, value), packing, window, scaling), None
 
 
-def _attend_by_runs(
+def _attend_by_equal_lengths(
     module: torch.nn.Module,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     packing: Packing,

@@ -74,7 +74,9 @@ class TrainedTokens:
         """
         shapes = {name: tuple(one.shape) for name in _VECTORS if (one := getattr(self, name)) is not None}
         if len(set(shapes.values())) != 1 or self.logprobs.ndim != 1:
-            raise UsageError(f"the vectors of trained tokens must all have the same length, got shapes {shapes}")
+            raise UsageError(
+                f"the vectors of trained tokens must be one-dimensional and of the same length, got shapes {shapes}"
+            )
         if self.sequences.device.type == "cpu":
             begun = self.sequences[mark_sequence_begins(self.sequences)].sort().values
             twice = begun[1:][begun[1:] == begun[:-1]]

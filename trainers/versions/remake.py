@@ -52,7 +52,7 @@ def load_learner_at(
     data = objects.get(pointer.checkpoint)
     state = decode_index(data) if pointer.parts else decode_checkpoint(data)
     lora = recipe.policies[pointer.policy].lora
-    model = _load_model(objects, files, is_base=lora is not None)
+    model = _build_model(objects, files, is_base=lora is not None)
     adapter = Adapter(model, lora, recipe.seed) if lora is not None else None
     settings = recipe.trainer_of(variant or policy_variant_of(pointer.policy, pointer.variant))
     learner = build_learner(model, settings, recipe.seed, adapter)
@@ -109,7 +109,7 @@ def train_again(
         yield Remade(batch, groups, learner.step(sequences, batch.version))
 
 
-def _load_model(
+def _build_model(
     objects: ObjectSource, files: tuple[NamedObject, ...], *, is_base: bool
 ) -> transformers.PreTrainedModel:
     """Return a model of the published config: the adapter's base, or else a model with arbitrary weights."""
