@@ -94,7 +94,7 @@ def test_a_run_that_another_up_has_just_begun_is_refused_before_any_worker_of_it
         begin_from("hers", 0, hers)
         with (
             lease_of("his") as his,
-            pytest.raises(RunOfAnother, match="already: on host-of-hers, in hers, since 2023-11-14 22:13:20 UTC"),
+            pytest.raises(RunOfAnother, match=": on host-of-hers, in hers, since 2023-11-14 22:13:20 UTC"),
         ):
             begin_from("his", 0, his)
         with lease_of("hers") as again:  # of one folder, a lock sees to it that the other is dead

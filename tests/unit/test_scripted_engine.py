@@ -114,7 +114,7 @@ def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object],
     ("recipe", "engine", "message"),
     [
         ("arithmetic", "scriptd", "'scriptd' is not known; take one of scripted, torch"),
-        ("arithmetic", "scripted", "workflows.sums takes problems from environment arithmetic, but engine scripted"),
+        ("arithmetic", "scripted", 'workflows.sums takes problems from the environment "arithmetic", but the engine'),
         ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens must be at least 2"),
         ("arithmetic", '{ use = "torch", tokens = [4] }', "engine torch takes no settings"),
     ],
