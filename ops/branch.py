@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.run_address import is_run_address
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.weights.files import ADAPTER_WEIGHTS
@@ -84,7 +85,7 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
 
 
 def _copy_branch(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
-    is_address = "://" in point.run
+    is_address = is_run_address(point.run)
     with open_run(point.run if is_address else None, None if is_address else Path(point.run), store=True) as opened:
         run = opened.run
         if unknown := recipe.policies.keys() - run.recipe.policies.keys():

@@ -43,6 +43,11 @@ def trial_page(tried: Tried) -> RenderableType:
         parts += [Text(), *_show_policy(name, policy)]
     if tried.failures:
         parts += [Text(), *_show_failures(tried)]
+    for shadow in tried.shadows:
+        parts += [
+            Text(),
+            Text(f"shadow {shadow} was not tried: its chain and its trainer run only under `headrace up`"),
+        ]
     return Group(*parts)
 
 

@@ -18,6 +18,10 @@ SCORER = "scorer"
 """Key in a problem's `extra` for the name of its scorer."""
 
 
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of data sets for multimodal models."""
+
+
 class RowFault(ValueError):
     """A row cannot be used; the caller adds which row it is."""
 
@@ -89,6 +93,10 @@ class Layout:
     def read_record(self, row: Row, unit: str) -> Record:
         """Return the contents of a row. Raises RowFault, with the row's columns, if something is missing."""
         columns = self.columns
+        if media := next((name for name in MEDIA if row.get(name) and name not in self.used), None):
+            raise RowFault(
+                f"`{media}` holds media, which no policy can read: leave out such rows, or remove the column"
+            )
         problem = self._read_problem(row, unit)
         kept = {name: self._read_kept(row, name, unit) for name in self.keep}
         name = self._read_scorer(row, unit) if columns.scorer else ""

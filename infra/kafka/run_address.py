@@ -28,5 +28,10 @@ def parse_run(text: str) -> RunAddress:
     return RunAddress(Connection(bootstrap, read_client_settings(alone=True)), run)
 
 
+def is_run_address(text: str) -> bool:
+    """Return whether a text is meant as the address of a run, also without `kafka://`; any other names a folder."""
+    return "://" in text or _BARE.fullmatch(text) is not None
+
+
 _BARE = re.compile(r"((?:[^/:,]+:\d+,?)+)/?([^/]*)")
 """Matches brokers and perhaps a run, as in an address without its scheme."""

@@ -34,6 +34,7 @@ from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
+from headrace.schemas.topics import variant_of
 
 SILENT_S = 10.0
 """Seconds between two reports of where episodes wait."""
@@ -76,6 +77,8 @@ class Tried:
     episodes: int
     failures: tuple[EpisodeFailed, ...]
     policies: dict[str, PolicyTried]
+    shadows: tuple[str, ...] = ()
+    """Shadows of the recipe; a trial does not try them."""
 
     @property
     def is_sound(self) -> bool:
@@ -109,7 +112,8 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         }
     failures = _list_failures([group for group, _ in played])
     episodes = sum(task.n_asked for task, _ in asked)
-    return Tried(recipe.name, round(time.monotonic() - began, 1), episodes, failures, tried)
+    shadows = tuple(one for one in recipe.policy_variants if variant_of(one))
+    return Tried(recipe.name, round(time.monotonic() - began, 1), episodes, failures, tried, shadows)
 
 
 @contextmanager

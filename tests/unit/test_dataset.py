@@ -273,6 +273,14 @@ def test_messages_that_cannot_be_asked_are_refused_with_their_line(tmp_path: Pat
         env.size("train")
 
 
+def test_a_line_with_an_image_beside_its_text_is_refused(tmp_path: Path) -> None:
+    rows_of = [{"problem": "1?", "answer": "1", "images": []}, {"problem": "2?", "answer": "2", "images": ["a.png"]}]
+    with pytest.raises(TaskFileError, match=r"a\.jsonl:2: `images` holds media, which no policy can read"):
+        Dataset(1, written(tmp_path / "a.jsonl", rows_of), held_out=0).read_data()
+    kept = Dataset(1, written(tmp_path / "b.jsonl", rows_of), held_out=0, keep=["images"])
+    assert kept.size("train") == 2, "for a scorer of one's own"
+
+
 def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [{"problem": "p", "answer": "Half of 144 is 72.\n#### 72"}])
     pattern = r"####\s*(.+)"

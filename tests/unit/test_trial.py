@@ -272,3 +272,9 @@ def test_answers_are_a_policys_own_where_there_are_several() -> None:
         answers_by_policy(["solver", "judge"], ["no"])
     with pytest.raises(UsageError, match="cannot encode it"):
         tried("arithmetic", answers=["Ω"])
+
+
+def test_a_shadow_is_named_as_one_that_was_not_tried() -> None:
+    found = tried("arithmetic-shadow", "rollout.group_size=2")
+    assert found.shadows == ("solver.unfiltered",)
+    assert "shadow solver.unfiltered was not tried" in drawn(trial_page(found))
