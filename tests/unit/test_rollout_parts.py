@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -69,19 +69,9 @@ def test_a_large_task_waits_for_half_of_the_slots_and_keeps_those_that_its_episo
     assert slots.taken == 0
 
 
-def test_a_worker_that_loads_its_model_after_the_end_of_the_run_still_waits_for_the_last_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def roll(monkeypatch: pytest.MonkeyPatch, read_clock: Callable[[], float], pauses: Pauses) -> None:
+    """Let a worker of an ended run roll, without a task, until it leaves."""
     monkeypatch.setattr(worker, "WORKER_TURN_S", 0.0)
-    pauses = Pauses()
-    pauses.begin("Kafka", "it is away")
-    turns = [45.0, 45.1, 66.0, 80.0, 99.0, 100.1]
-
-    def read_clock() -> float:
-        if turns[0] == 80.0:
-            pauses.end("Kafka")
-        return turns.pop(0)
-
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=read_clock))
     run_end, stop = RunEnd(), threading.Event()
     assert not run_end.is_over(44.0, has_ended=True, is_busy=False), "it loads"
@@ -92,6 +82,26 @@ def test_a_worker_that_loads_its_model_after_the_end_of_the_run_still_waits_for_
     intake = SimpleNamespace(start=lambda: None, drain=lambda: None, stop=lambda: None)
     rolling = worker.RolloutWorker._roll(cast("Any", SimpleNamespace(runtime=runtime)), cast("Any", intake), 8.0, stop)
     asyncio.run(rolling)
+
+
+def test_a_worker_that_loads_its_model_after_the_end_of_the_run_still_waits_for_the_last_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = [45.0, 45.1, 65.1]
+    roll(monkeypatch, lambda: turns.pop(0), Pauses())
+    assert turns == [], "20 s without a task"
+
+
+def test_a_worker_of_an_ended_run_counts_no_time_without_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, turns = Pauses(), [45.0, 45.1, 66.0, 80.0, 99.0, 100.1]
+    pauses.begin("Kafka", "it is away")
+
+    def read_clock() -> float:
+        if turns[0] == 80.0:
+            pauses.end("Kafka")
+        return turns.pop(0)
+
+    roll(monkeypatch, read_clock, pauses)
     assert turns == [], "20 s without a task, and with Kafka"
 
 
