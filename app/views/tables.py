@@ -119,7 +119,7 @@ def _describe_policies(status: RunFigures) -> Iterator[tuple[str, str]]:
     if status.parent:
         yield "branch of", status.parent
     if status.standstill is not None:
-        yield "no progress", status.standstill.sentence
+        yield "failing" if status.standstill.in_part else "no progress", status.standstill.sentence
     yield from (("error", error.sentence) for error in status.errors[:MOST_ERRORS])
     yield from (("advice", one.sentence) for one in status.advice)
     for policy, version in status.versions.items():

@@ -101,7 +101,8 @@ def line(moment: Moment) -> str:
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
     if figures.standstill is not None:  # its sentence is long, and is printed once
-        words.append(f"no progress ({figures.standstill.cause})")
+        stands = f"no progress ({figures.standstill.cause})"
+        words.append("a workflow fails" if figures.standstill.in_part else stands)
     if warnings := list_warnings(moment):  # their sentences too are printed once
         words.append(f"warning ({', '.join(warnings)})")
     words += _describe_restarts(moment)

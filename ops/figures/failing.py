@@ -32,6 +32,8 @@ class Failing:
     """The most frequent error; its `episodes` says how frequent."""
     streams: tuple[str, ...]
     """Streams of these episodes: one, or all streams if no episode of the policy ever succeeded."""
+    in_part: bool
+    """Whether an episode of another stream of the policy has succeeded since the first failure."""
 
 
 class FailingFold:
@@ -98,4 +100,6 @@ class FailingFold:
         error = next(self._errors[key][kind] for key in keys if kind in self._errors[key])
         seconds = [second for _, second in seen]
         streams = tuple(dict.fromkeys(key[1] for key, _ in seen))
-        return Failing(episodes, min(seconds) * 1000, max(seconds) * 1000, error, streams)
+        first_ms, variant = min(seconds) * 1000, keys[0][0]
+        in_part = any(key[0] == variant and at_ms >= first_ms for key, at_ms in self._succeeded_ms.items())
+        return Failing(episodes, first_ms, max(seconds) * 1000, error, streams, in_part)

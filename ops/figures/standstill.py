@@ -40,7 +40,8 @@ CAUSES = (
     "playing",
 )
 """Values of `Standstill.cause`, in the order in which they are checked. The trainer is checked a second time, after the
-curator, once it has made its first weights. `failing` and `unreachable` are reported before a version is overdue."""
+curator, once it has made its first weights. `failing` and `unreachable` are reported before a version is overdue. If
+only one of several workflows fails, it is reported when no version is overdue."""
 FIRST_MS = 300_000
 LEAST_MS = 60_000
 TIMES = 5
@@ -88,6 +89,8 @@ class Standstill:
     """A sentence for users: what is missing, since when, what happens next, and what they can do."""
     hopeless: bool = False
     """Whether no episode has ever succeeded, and failures have come for `launch.all_failed_limit_s`."""
+    in_part: bool = False
+    """Whether episodes of another workflow of the policy succeed, so that versions come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +133,13 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
     """
     candidates = [_Stand(seen, around, now_ms, one) for one in seen.recipe.policy_variants]
     candidates = [one for one in candidates if one.version < seen.recipe.trainer_of(one.policy_variant).steps]
-    soon = (
-        found for one in candidates for found in (one.explain_failing(), one.explain_unreachable()) if found is not None
-    )
-    if (found := next(soon, None)) is not None:
-        return found
+    soon = [found for one in candidates for found in (one.explain_failing(), one.explain_unreachable()) if found]
+    if whole := [found for found in soon if not found.in_part]:
+        return whole[0]
     late = [one for one in candidates if at_once or one.overdue_ms > 0]
     if late:
         return max(late, key=lambda one: one.overdue_ms).explain(given_up=at_once)
-    return next(filter(None, (one.explain_discards() for one in candidates)), None)
+    return next(filter(None, (*soon, *(one.explain_discards() for one in candidates))), None)
 
 
 class _Cause(NamedTuple):
@@ -215,7 +216,7 @@ class _Stand:
         look = self._log_hint(here[0].worker) if here else "look into a worker's log"
         to_do = advise_on_failing(found, look, has_parts=bool(ends_s) and not has_launcher)
         sentence = f"{self.policy_variant} {short}. What happens next: {itself}. What you can do: {to_do}."
-        return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless)
+        return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless, found.in_part)
 
     def explain_unreachable(self) -> Standstill | None:
         """Return the standstill that all workers wait for their environment, if that is so."""

@@ -230,6 +230,10 @@ def test_status_and_page_tell_what_the_run_stands_still_for_and_advice(moment: M
             assert words in shown
     assert "no progress (no_worker)" in line(replace(moment, figures=figures))
     assert plain(status_of(figures))["standstill"]["cause"] == "no_worker"
+    in_part = replace(figures, standstill=Standstill("solver", "failing", NOW_MS, "solver gets none", in_part=True))
+    for shown in (line(replace(moment, figures=in_part)), drawn(status_table(status_of(in_part)))):
+        assert "no progress" not in shown, "versions come of the other workflows"
+    assert "a workflow fails" in line(replace(moment, figures=in_part))
 
 
 def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:

@@ -224,7 +224,7 @@ def well(fold: FailingFold, at_ms: int, stream: str = "sums") -> FailingFold:
 def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_most_frequent_error() -> None:
     found = said(ROLLING, made=YOUNG, episodes=failed(ENOUGH, NOW - 9000))
     assert found is not None
-    assert (found.cause, found.hopeless, found.since_ms) == ("failing", False, NOW - 9000)
+    assert (found.cause, found.hopeless, found.in_part, found.since_ms) == ("failing", False, False, NOW - 9000)
     assert "all 32 since 22:13:11 UTC failed, most of them by KeyError: 'x' at own.py:5 in judge" in found.sentence
     assert "; none has ever succeeded. What happens next: " in found.sentence
     assert "`headrace up` ends with exit code 1 after 300 s of this (launch.all_failed_limit_s)" in found.sentence
@@ -295,7 +295,11 @@ def test_a_workflow_that_always_fails_beside_one_that_succeeds_is_told_by_its_na
     assert found is not None
     assert (found.cause, found.hopeless, found.since_ms) == ("failing", False, NOW - 400_000)
     assert found.sentence.startswith("solver gets no episode of workflow words: all 400 since ")
+    assert found.in_part, "versions come"
     assert "none has ever succeeded" not in found.sentence, "that is said of the run"
+    late = said(ROLLING, there, began_ms=NOW - 400_000, episodes=fold, recipe=recipe, in_flight=0)
+    assert late is not None
+    assert late.cause == "feeder", "it is not what keeps a policy from its next version that has groups of another"
     assert "the log of rollout-words-0, event" in found.sentence
     assert said(ROLLING, there, made=YOUNG, episodes=well(fold, NOW, "words"), recipe=recipe) is None
     old = well(failed(400, NOW - 900_000, NOW - 800_000, stream="words"), NOW - 1000)
