@@ -230,7 +230,7 @@ class LivePage:
         self._print_swap(self._figures)
         self._print_errors(self._figures.errors)
         for advice in self._figures.advice:
-            self._print_once((advice.policy, advice.name), advice.sentence, "yellow")
+            self._print_once((advice.policy, advice.name, advice.stream), advice.sentence, "yellow")
         if self._live is None and (words := self._standstill_news.take_sentence(self._figures.standstill, began)):
             self._say(words, "bold red" if self._standstill_news.cause == "failing" else "none")
         moment = Moment(

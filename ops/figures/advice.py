@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from headrace.ops.figures.run_figures import Advice, RewardPoint
 from headrace.ops.figures.standstill import ADVICE_BY_REASON, OTHER_ADVICE
@@ -31,6 +31,10 @@ LONG, LEFT = 16, 1 / 3
 """Lengths collapse if the first versions have at least LONG mean tokens, and the last at most the share LEFT of it."""
 OTHERWISE_ADVISED = frozenset({"failed", "run_end"})
 """Reasons of a discard for which there is other advice."""
+
+
+_Said: TypeAlias = tuple[str, str] | tuple[str, str, str]
+"""Name, sentence, and the stream where it is of one."""
 
 
 class _Seen(NamedTuple):
@@ -88,16 +92,14 @@ class AdviceFold:
             evals: Results of all evaluations.
         """
         return tuple(
-            Advice(policy, name, sentence)
+            Advice(policy, *said)
             for policy, curve in curves.items()
-            for name, sentence in self._look_at(
-                policy, max_tokens, curve, [one for one in evals if one.policy == policy]
-            )
+            for said in self._look_at(policy, max_tokens, curve, [one for one in evals if one.policy == policy])
         )
 
     def _look_at(
         self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
-    ) -> Iterator[tuple[str, str]]:
+    ) -> Iterator[_Said]:
         newest = self._newest[policy]
         yield from list(self._look_at_streams(policy)) or _look_at_reasons(newest)
         yield from _look_at_cut_off(newest, max_tokens)
@@ -106,14 +108,14 @@ class AdviceFold:
             yield from _look_at_held_out(curve, one, self._range[policy])
         yield from self._look_at_lengths(policy, curve)
 
-    def _look_at_streams(self, policy: str) -> Iterator[tuple[str, str]]:
+    def _look_at_streams(self, policy: str) -> Iterator[_Said]:
         """Look at the rewards of all streams together, and else of each that the newest groups are of."""
         newest = self._newest[policy]
         if found := list(_look_at_rewards(newest)):
             yield from found
             return
         for stream in sorted({group.stream for group in newest}):
-            yield from _look_at_rewards(self._newest_of_stream[policy, stream], f" of workflow {stream}")
+            yield from _look_at_rewards(self._newest_of_stream[policy, stream], stream)
 
     def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
         means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]
@@ -137,17 +139,18 @@ LOOK_AT_ANSWERS = (
 )
 
 
-def _look_at_rewards(newest: Sequence[_Seen], whose: str = "") -> Iterator[tuple[str, str]]:
+def _look_at_rewards(newest: Sequence[_Seen], stream: str = "") -> Iterator[_Said]:
     rewards = [reward for group in newest for reward in group.rewards if math.isfinite(reward)]
     if len(newest) < ENOUGH_GROUPS or len(rewards) < ENOUGH_TRAJECTORIES or len(set(rewards)) > 1:
         return
+    whose = f" of workflow {stream}" if stream else ""
     words = (
         f"All {len(rewards)} trajectories of the newest {len(newest)} groups{whose} have reward {rewards[0]:g}: "
         "nothing can be learnt from that. Check with `headrace inspect --trajectory` whether the scorer judges the "
         "answers correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; with a high "
         "one, use harder tasks."
     )
-    yield "one_reward", words
+    yield "one_reward", words, stream
 
 
 def _look_at_reasons(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:

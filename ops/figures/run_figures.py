@@ -109,6 +109,8 @@ class Advice:
     """A short name of the kind of advice, such as `one_reward`."""
     sentence: str
     """Sentences that say what was seen, what it means, and what to do."""
+    stream: str = ""
+    """Stream of the advice; empty if it is about the whole policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,16 @@ def test_errors_and_advice_are_told_once_beside_the_lines_and_not_of_a_run_that_
 
 
 @pytest.mark.usefixtures("_at_once")
+def test_one_reward_of_each_of_two_workflows_is_told_once_beside_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    low = Outcome("run-1", stream="sums", policy="solver", component="curate", verdict="kept", rewards=(0.0,) * 4)
+    high, topic = replace(low, stream="words", rewards=(1.0,) * 4), RECIPE.topics.outcomes("solver")
+    groups = [(topic, replace(one, number=number)) for number in range(20) for one in (low, high)]
+    past(monkeypatch, *groups, all_new=True)
+    shown = Screen(terminal=False).shown_after(42)
+    assert [shown.count(f"of workflow {words}") for words in ("sums have reward 0", "words have reward 1")] == [1, 1]
+
+
+@pytest.mark.usefixtures("_at_once")
 def test_a_warning_is_told_once_beside_the_lines_which_have_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = RECIPE.topics.batches("solver")
     batches = [BatchTrained("run-1", "solver", version=n, metrics={"clip_fraction": 0.9}) for n in range(1, 9)]
