@@ -56,6 +56,11 @@ def read_error_text(error: BaseException) -> str:
         return f"its text cannot be made, as {type(error).__name__}.__str__ raises {type(failed).__name__}"
 
 
+def make_encodable(text: str) -> str:
+    """Return a text that UTF-8 can hold: halves of characters are written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def describe_with_location(error: BaseException) -> str:
     """Return an error's text; for an error in user code also its type and location."""
     frames = _keep_own(_list_frames(error))

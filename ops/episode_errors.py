@@ -77,9 +77,8 @@ class ErrorsFold:
             before = self._first.get(kind)
             is_new = before is None and len(self._first) < MOST_KINDS_OF_RUN
             if is_new or (before is not None and error.has_traceback and not before.has_traceback):
-                what = (error.episodes, error.reason, error.detail, error.at, error.role, error.turn)
                 where = (outcome.stream, outcome.number, outcome.task_id)
-                self._first[kind] = ErrorSeen(*what, *where, has_traceback=error.has_traceback)
+                self._first[kind] = ErrorSeen(*_list_fields(error), *where, has_traceback=error.has_traceback)
             if kind in self._first:
                 self._counts[kind][outcome.policy] += error.episodes
 
@@ -88,8 +87,7 @@ class ErrorsFold:
         for error in result.errors:
             kind = f"eval.{result.workflow}", *kind_of(error)
             if kind not in self._first and len(self._first) < MOST_KINDS_OF_RUN:
-                what = (error.episodes, error.reason, error.detail, error.at, error.role, error.turn)
-                self._first[kind] = ErrorSeen(*what, result.workflow, -1, version=result.version)
+                self._first[kind] = ErrorSeen(*_list_fields(error), result.workflow, -1, version=result.version)
             if kind in self._first:
                 self._counts[kind][result.policy] += error.episodes
 
@@ -118,3 +116,8 @@ class ErrorsFold:
         """Return each error once, the most frequent first."""
         counted = (replace(one, count=max(self._counts[kind].values())) for kind, one in self._first.items())
         return tuple(sorted(counted, key=lambda error: -error.count))
+
+
+def _list_fields(error: EpisodeError) -> tuple[int, str, str, str, str, int]:
+    """Return what an ErrorSeen begins with."""
+    return error.episodes, error.reason, error.detail, error.at, error.role, error.turn

@@ -19,6 +19,7 @@ from headrace.infra.weights.model_config import read_config, refuse_longrope, re
 from headrace.infra.weights.tensors import Tensor, WeightsError
 
 if TYPE_CHECKING:  # the import is slow, and a recipe with an alphabet does not need it
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from tokenizers import Tokenizer
 
 TOKENIZERS = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -142,11 +143,23 @@ def _read_templates(folder: Path, where: str) -> dict[str, str]:
     return {"default": found} if isinstance(found, str) else {}
 
 
+def make_jinja() -> ImmutableSandboxedEnvironment:
+    """Return an environment for chat templates with the options of transformers, which is not imported."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+
+
+def drop_generation_tags(template: str) -> str:
+    """Return a chat template without a tag that only transformers knows."""
+    return GENERATION_TAG.sub("", template)
+
+
 def _check_template(text: str, what: str) -> None:
-    from jinja2 import Environment, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
     try:
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", text))  # noqa: S701 - no HTML
+        make_jinja().parse(drop_generation_tags(text))
     except TemplateSyntaxError as error:
         raise UsageError(f"{what} is not a valid Jinja template: {error.message} (line {error.lineno})") from error
 

@@ -12,7 +12,7 @@ from headrace.envs.contract import Environment
 from headrace.envs.messages import as_messages
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.model_config import read_config, read_context
-from headrace.ops.model_check import GENERATION_TAG, read_default_template, read_tokenizer
+from headrace.ops.model_check import drop_generation_tags, make_jinja, read_default_template, read_tokenizer
 
 MEASURED_PROMPTS = 16
 """Number of prompts of a workflow that are measured."""
@@ -68,16 +68,15 @@ def check_template_takes_prompt(environment: Environment, name: str, policy: Pol
 
 
 def _render(text: str, **values: Any) -> None:
-    """Render a template as transformers does, without importing it. Raises _TemplateRefused."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    """Render a template as transformers does. Raises _TemplateRefused."""
 
     def refuse(words: str) -> None:
         raise _TemplateRefused(words)
 
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    jinja = make_jinja()
     jinja.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     given = {"bos_token": "", "eos_token": "", "add_generation_prompt": True, "raise_exception": refuse}
-    jinja.from_string(GENERATION_TAG.sub("", text)).render(
+    jinja.from_string(drop_generation_tags(text)).render(
         **given, strftime_now=lambda form: datetime.now(UTC).strftime(form), **values
     )
 

@@ -13,6 +13,7 @@ import structlog
 
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.decoding import Refusal
+from headrace.infra.own_frames import make_encodable
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.ids import now_ms
@@ -79,7 +80,7 @@ def build_dead_letter(topics: Topics, run_id: str, component: str, message: Mess
             policy, stream, number, use = stamp.policy, stamp.stream, stamp.number, stamp.use
     except HeaderError:
         pass
-    detail = refusal.detail[:DEAD_LETTER_DETAIL_LENGTH].encode(errors="backslashreplace").decode()
+    detail = make_encodable(refusal.detail[:DEAD_LETTER_DETAIL_LENGTH])
     reason, whole, message = refusal.reason, message, _cut_to_fit(message)
     headers = dict(message.headers)  # of two headers with one name, the last
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)

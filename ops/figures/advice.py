@@ -10,6 +10,7 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -58,8 +59,8 @@ class AdviceFold:
     """Takes in the outcomes of curators, and finds what looks wrong."""
 
     def __init__(self) -> None:
-        self._newest: defaultdict[str, list[_Seen]] = defaultdict(list)
-        self._newest_of_stream: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
+        self._newest: defaultdict[str, defaultdict[str, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
+        """Policy to stream to its newest groups."""
         self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
         """Policy to head version to the lengths of its trajectories."""
         self._range: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))
@@ -71,9 +72,9 @@ class AdviceFold:
             return
         discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
         seen = _Seen(at_ms, outcome.rewards, outcome.lengths, discarded, outcome.stream)
-        for newest in (self._newest[outcome.policy], self._newest_of_stream[outcome.policy, outcome.stream]):
-            insort(newest, seen)
-            del newest[:-ADVICE_GROUPS]
+        newest = self._newest[outcome.policy][outcome.stream]
+        insort(newest, seen)
+        del newest[:-ADVICE_GROUPS]
         known = [reward for reward in outcome.rewards if math.isfinite(reward)]
         lowest, highest = self._range[outcome.policy]
         self._range[outcome.policy] = min([lowest, *known]), max([highest, *known])
@@ -100,22 +101,21 @@ class AdviceFold:
     def _look_at(
         self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
     ) -> Iterator[_Said]:
-        newest = self._newest[policy]
-        yield from list(self._look_at_streams(policy)) or _look_at_reasons(newest)
+        newest = sorted(chain.from_iterable(self._newest[policy].values()))[-ADVICE_GROUPS:]
+        yield from list(self._look_at_streams(policy, newest)) or _look_at_reasons(newest)
         yield from _look_at_cut_off(newest, max_tokens)
         for workflow in sorted({result.workflow for result in evals}):
             one = [result for result in evals if result.workflow == workflow]
             yield from _look_at_held_out(curve, one, self._range[policy])
         yield from self._look_at_lengths(policy, curve)
 
-    def _look_at_streams(self, policy: str) -> Iterator[_Said]:
+    def _look_at_streams(self, policy: str, newest: Sequence[_Seen]) -> Iterator[_Said]:
         """Look at the rewards of all streams together, and else of each that the newest groups are of."""
-        newest = self._newest[policy]
         if found := list(_look_at_rewards(newest)):
             yield from found
             return
         for stream in sorted({group.stream for group in newest}):
-            yield from _look_at_rewards(self._newest_of_stream[policy, stream], stream)
+            yield from _look_at_rewards(self._newest[policy][stream], stream)
 
     def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
         means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]

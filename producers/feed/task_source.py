@@ -12,7 +12,7 @@ import structlog
 from headrace.envs.contract import Environment, HasTiers, Problem, Split
 from headrace.envs.payload import problem_to_json
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
-from headrace.infra.own_frames import locate_error, read_error_text
+from headrace.infra.own_frames import locate_error, make_encodable, read_error_text
 from headrace.infra.unreachable import is_unreachable
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, ChoosesTier, KnowsSize, Selector
 
@@ -211,4 +211,4 @@ class TaskSource:
 
 
 def _shorten(why: str) -> str:
-    return " ".join(why.split()).encode(errors="backslashreplace").decode()[:LONGEST_REASON]
+    return make_encodable(" ".join(why.split()))[:LONGEST_REASON]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from headrace.infra.own_frames import locate_error, read_error_text
+from headrace.infra.own_frames import locate_error, make_encodable, read_error_text
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
@@ -56,7 +56,7 @@ def build_failure(
         sample,
         reason,
         detail,
-        _make_encodable((waited_at or locate_error(error))[:FAILURE_DETAIL_LENGTH]),
+        make_encodable((waited_at or locate_error(error))[:FAILURE_DETAIL_LENGTH]),
         role,
         actor.calls if actor else 0,
         _render_traceback(error),
@@ -80,7 +80,7 @@ def convert_to_exception(what: str, error: BaseException) -> Exception:
 
 def describe_in_one_line(error: BaseException) -> str:
     """Return an error in one line, as the detail of a failure."""
-    return _make_encodable(
+    return make_encodable(
         " ".join(f"{type(error).__name__}: {read_error_text(error)}".split()).removesuffix(":")[:FAILURE_DETAIL_LENGTH]
     )
 
@@ -88,11 +88,7 @@ def describe_in_one_line(error: BaseException) -> str:
 def _render_traceback(error: BaseException) -> str:
     if error.__traceback__ is None:
         return ""
-    return _make_encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
-
-
-def _make_encodable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+    return make_encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
 
 
 @dataclass(slots=True)

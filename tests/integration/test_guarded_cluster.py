@@ -16,6 +16,7 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.infra.recipe.settings import Recipe
 from headrace.ops.cluster_checks import ClusterUnfit, examine_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
 from headrace.ops.doctor import Finding
 
@@ -43,6 +44,16 @@ def name_rights(findings: list[Finding]) -> list[str]:
     return [re.split(" (?:is|are) missing", one.detail)[0] for one in findings if one.what == "rights"]
 
 
+def write_and_read(connection: Connection, recipe: Recipe) -> list[bytes]:
+    """Write a record in a transaction, and return all records of its topic."""
+    writer = TransactionalWriter(connection, f"{recipe.name}.feed")
+    writer.begin()
+    writer.produce([Outgoing(recipe.topics.dead_letters, b"one")])
+    writer.commit()
+    writer.close()
+    return [message.value for message in read_all(connection, [recipe.topics.dead_letters])]
+
+
 def test_who_is_not_let_in_is_told_what_to_set(guarded: GuardedKafka) -> None:
     with pytest.raises(NotLetIn, match=r"Invalid username or password.*: correct sasl\.mechanism, sasl\.username"):
         fetch_topics(guarded.connect("alice", "wrong"), 60)
@@ -65,12 +76,7 @@ def test_over_tls_who_trusts_the_certificate_reads_and_writes_and_who_does_not_i
     connection = guarded.connect_encrypted("alice", guarded.certificate)
     recipe = load_recipe("arithmetic", [f"name={run_name}"])
     ensure_topics(connection, recipe.topic_specs)
-    writer = TransactionalWriter(connection, f"{run_name}.feed")
-    writer.begin()
-    writer.produce([Outgoing(recipe.topics.dead_letters, b"one")])
-    writer.commit()
-    writer.close()
-    assert [message.value for message in read_all(connection, [recipe.topics.dead_letters])] == [b"one"]
+    assert write_and_read(connection, recipe) == [b"one"]
 
 
 def test_with_the_rights_that_are_written_down_a_run_is_begun_written_and_read(
@@ -87,12 +93,7 @@ def test_with_the_rights_that_are_written_down_a_run_is_begun_written_and_read(
         f"Delete on topic {wanted.topics[0].name} and {len(wanted.topics) - 1} more"
     ]
 
-    writer = TransactionalWriter(connection, f"{run_name}.feed")
-    writer.begin()
-    writer.produce([Outgoing(recipe.topics.dead_letters, b"one")])
-    writer.commit()
-    writer.close()
-    assert [message.value for message in read_all(connection, [recipe.topics.dead_letters])] == [b"one"]
+    assert write_and_read(connection, recipe) == [b"one"]
 
 
 def test_each_right_that_is_missing_is_named_with_the_option_that_grants_it(
