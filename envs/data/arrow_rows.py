@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.envs.data.rows import Row, TaskFileError
+from headrace.envs.data.rows import MEDIA, Row, TaskFileError
 
 ARROW_ROWS_AT_ONCE = 1024
 ARROW_CHUNK_BYTES = 1 << 20
@@ -28,7 +28,8 @@ SAVED = "state.json"
 """File of a folder that `Dataset.save_to_disk` wrote."""
 SAVED_SPLITS = "dataset_dict.json"
 """File of a folder that `DatasetDict.save_to_disk` wrote: its splits are folders below it."""
-_REVISION = re.compile(r"@([0-9a-f]{40})/")
+_REVISION = re.compile(r"[@/\\]([0-9a-f]{40})[/\\]")
+"""Matches a commit in the address of a downloaded file, and in the path of a cached one."""
 
 
 class ArrowRows:
@@ -40,7 +41,7 @@ class ArrowRows:
         columns: Columns to read; `column.field` names a field within a column.
         hash_content: Returns the identity of the source data.
 
-    Raises TaskFileError, with the existing columns, for a missing column.
+    Raises TaskFileError, with the existing columns, for a missing column, and for media in a column that is not read.
     """
 
     unit = "row"
@@ -48,6 +49,7 @@ class ArrowRows:
     def __init__(self, name: str, table: Any, columns: Sequence[str], hash_content: Callable[[], str]) -> None:
         self._name = name
         used = table.select(_choose_columns(name, table.schema.names, columns))
+        _refuse_media(name, [one for one in table.schema.names if one in MEDIA and _is_filled(table[one])], columns)
         self._batches = used.to_batches(ARROW_ROWS_AT_ONCE)
         self._short = {
             field.name: SHORT_FLOATS[str(field.type)] for field in used.schema if str(field.type) in SHORT_FLOATS
@@ -103,6 +105,7 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
             opened = [parquet.ParquetFile(path, memory_map=True) for path in paths]
             for path, one in zip(paths, opened, strict=True):
                 wanted = _choose_columns(str(path), one.schema_arrow.names, columns)
+                _refuse_media(str(path), _find_media(one.metadata), columns)
             schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for one in opened:
@@ -157,9 +160,10 @@ def open_hub(repository: str, config: str, split: str, revision: str, columns: S
         ) from error
     if found._indices is not None:  # noqa: SLF001 - a selection is not a table
         found = found.flatten_indices()
-    sources = " ".join(found.info.download_checksums or ())
-    loaded = _REVISION.search(sources)
-    identity = loaded[1] if loaded else revision or str(found._fingerprint)  # noqa: SLF001 - has no other name
+    # Versions of `datasets` differ in what they keep of a download: its addresses, or only its place in the cache.
+    downloaded = [*(found.info.download_checksums or ()), *(one["filename"] for one in found.cache_files)]
+    commits = _REVISION.findall(" ".join(downloaded))
+    identity = commits[-1] if commits else str(found._fingerprint)  # noqa: SLF001 - has no other name
     return ArrowRows(f"{name}/{split}", found.data.table, columns, lambda: identity)
 
 
@@ -181,6 +185,33 @@ def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> 
         if there.count(top) > 1:
             raise TaskFileError(f"{name}: several columns are called {top!r}: keep one of them")
     return list(dict.fromkeys(tops.values()))
+
+
+def _refuse_media(name: str, filled: Sequence[str], columns: Sequence[str]) -> None:
+    if unread := next((one for one in filled if one not in columns), None):
+        raise TaskFileError(
+            f"{name}: `{unread}` holds media, which no policy can read: leave out such rows, or remove the column"
+        )
+
+
+def _is_filled(column: Any) -> bool:
+    """Return whether a column of an Arrow table holds anything but nulls and empty lists."""
+    lists = "list" in str(column.type)
+    return column.null_count < len(column) and (not lists or any(len(chunk.flatten()) for chunk in column.chunks))
+
+
+def _find_media(metadata: Any) -> list[str]:
+    """Return the filled columns of media by the metadata of a Parquet file; media may be too large to be read."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    found = []
+    for index in range(metadata.num_columns):
+        described = metadata.schema.column(index)
+        leaves = [group.column(index) for group in groups]
+        nulls = sum(leaf.statistics.null_count if leaf.is_stats_set else 0 for leaf in leaves)
+        is_empty = str(described.logical_type) == "Null" or nulls == sum(leaf.num_values for leaf in leaves)
+        if (top := described.path.partition(".")[0]) in MEDIA and not is_empty:
+            found.append(top)
+    return found
 
 
 def _hash_files(paths: Sequence[Path]) -> str:

@@ -10,16 +10,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
-from headrace.envs.data.rows import Row, Written, fill_placeholders, find_value, make_plain
+from headrace.envs.data.rows import MEDIA, Row, Written, fill_placeholders, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
 from headrace.envs.messages import Prompt, as_messages, check_messages, refuse_half_characters
 
 SCORER = "scorer"
 """Key in a problem's `extra` for the name of its scorer."""
-
-
-MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-"""Columns of data sets for multimodal models."""
 
 
 class RowFault(ValueError):

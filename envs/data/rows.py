@@ -11,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 from headrace.schemas.records import ReadData
 
 Row = Mapping[str, Any]
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of data sets for multimodal models."""
 
 
 class TaskFileError(ValueError):

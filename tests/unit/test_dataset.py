@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -273,14 +274,6 @@ def test_messages_that_cannot_be_asked_are_refused_with_their_line(tmp_path: Pat
         env.size("train")
 
 
-def test_a_line_with_an_image_beside_its_text_is_refused(tmp_path: Path) -> None:
-    rows_of = [{"problem": "1?", "answer": "1", "images": []}, {"problem": "2?", "answer": "2", "images": ["a.png"]}]
-    with pytest.raises(TaskFileError, match=r"a\.jsonl:2: `images` holds media, which no policy can read"):
-        Dataset(1, written(tmp_path / "a.jsonl", rows_of), held_out=0).read_data()
-    kept = Dataset(1, written(tmp_path / "b.jsonl", rows_of), held_out=0, keep=["images"])
-    assert kept.size("train") == 2, "for a scorer of one's own"
-
-
 def test_an_answer_is_found_in_its_column_by_a_pattern(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [{"problem": "p", "answer": "Half of 144 is 72.\n#### 72"}])
     pattern = r"####\s*(.+)"
@@ -319,6 +312,19 @@ def test_a_row_that_cannot_be_used_is_named(
     where = {"jsonl": ":1", "parquet": "" if "columns" in words or "no column" in words else ", row 1"}[form]
     with pytest.raises(TaskFileError, match=rf"a\.{form}{where}.*{words}"):
         Dataset(1, path, held_out=0, **settings).read_data()
+
+
+@pytest.mark.parametrize(("form", "name"), [(written, "jsonl"), (as_parquet, "parquet"), (as_saved, "folder")])
+@pytest.mark.parametrize("media", [[{"bytes": "x", "path": "1.png"}], "https://example.org/1.png"])
+def test_a_filled_column_of_media_is_refused_unless_it_is_asked_for_and_an_empty_one_is_ignored(
+    tmp_path: Path, form: Callable[[Path, list[dict[str, Any]]], str], name: str, media: Any
+) -> None:
+    texts = [{"problem": f"p{n}", "answer": "1", "image": None, "images": []} for n in range(20)]
+    assert Dataset(1, form(tmp_path / f"a.{name}", texts), held_out=0).size("train") == 20
+    path = form(tmp_path / f"b.{name}", [*texts, {"problem": "p", "answer": "1", "image": media, "images": []}])
+    with pytest.raises(TaskFileError, match=rf"b\.{name}.*`image` holds media, which no policy can read: leave out"):
+        Dataset(1, path, held_out=0).read_data()
+    assert Dataset(1, path, held_out=0, keep=["image"]).size("train") == 21, "for a scorer of one's own"
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -550,7 +556,7 @@ def test_a_dataset_of_the_hub_is_loaded_with_its_split_and_known_by_its_revision
         found = rows(30) if more["split"] == "train" else rows(40)[30:]
         info = SimpleNamespace(download_checksums={f"hf://datasets/{name}@{'a' * 40}/train.parquet": {}})
         return SimpleNamespace(
-            _indices=None, _fingerprint="f", info=info, data=SimpleNamespace(table=pa.Table.from_pylist(found))
+            _indices=None, _fingerprint="f", info=info, cache_files=[], data=SimpleNamespace(table=pa.Table.from_pylist(found))
         )
 
     fake_hub(monkeypatch, load)
