@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypedDi
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.messages import Message, Prompt, check_messages, join_text, refuse_half_characters, show_value
+from headrace.envs.messages import Message, Prompt, check_messages, join_text, refuse_lone_surrogates, show_value
 from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
@@ -53,9 +53,9 @@ class Problem:
         for name in ("task_id", "answer", "tier"):
             if not isinstance(value := getattr(self, name), str):
                 raise TypeError(f"Problem.{name} must be a string, got {show_value(value)}")
-            refuse_half_characters(f"Problem.{name}", value)
+            refuse_lone_surrogates(f"Problem.{name}", value)
         if isinstance(self.prompt, str):
-            refuse_half_characters("Problem.prompt", self.prompt)
+            refuse_lone_surrogates("Problem.prompt", self.prompt)
         else:
             if isinstance(self.prompt, Mapping) or not isinstance(self.prompt, Iterable):
                 raise TypeError(f"Problem.prompt must be a string or a list of messages, got {show_value(self.prompt)}")
@@ -282,7 +282,7 @@ def _check_numbers(what: str, values: object) -> dict[str, float]:
     for name in values:
         if not isinstance(name, str):
             raise TypeError(f"a name in {what} must be a string, got {show_value(name)}")
-        refuse_half_characters(f"a name in {what}", name)
+        refuse_lone_surrogates(f"a name in {what}", name)
     return {name: check_number(f"{what}[{name!r}]", value) for name, value in values.items()}
 
 

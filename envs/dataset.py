@@ -275,7 +275,7 @@ class Dataset:
 
     def _read_pool(self, source: Source) -> _Pool:
         """Read all rows once. Raises TaskFileError for a malformed row, or a problem with two different answers."""
-        rows = source.open_rows(self._layout.used)
+        rows = source.open_rows(self._layout.columns_to_read)
         digests, count = bytearray(), 0
         try:
             for row in rows.scan():

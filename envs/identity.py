@@ -6,7 +6,7 @@ from importlib import metadata
 
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import read_data_of
-from headrace.envs.messages import refuse_half_characters
+from headrace.envs.messages import refuse_lone_surrogates
 from headrace.infra.errors import UsageError
 from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.schemas.records import UsedEnvironment
@@ -28,7 +28,7 @@ def find_version(environment: Environment) -> str:
     """
     try:
         own = getattr(environment, "version", "")
-        refuse_half_characters("it", own if isinstance(own, str) else "")
+        refuse_lone_surrogates("it", own if isinstance(own, str) else "")
     except Exception as error:
         raise UsageError(
             f"environment {environment.name}: its `version` cannot be recorded ({type(error).__name__}: "

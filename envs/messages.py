@@ -48,7 +48,7 @@ def _check_message(what: str, message: object) -> dict[str, Any]:
         content = "".join(_read_part(f"{what}.content[{at}]", part) for at, part in enumerate(content))
     if not isinstance(content, str):
         raise TypeError(f"{what}.content must be a string, got {show_value(content)}")
-    refuse_half_characters(f"{what}.content", content)
+    refuse_lone_surrogates(f"{what}.content", content)
     return {**message, "content": content}
 
 
@@ -60,7 +60,7 @@ def _read_part(what: str, part: object) -> str:
     raise TypeError(f"{what} is of type {kind}: messages hold text only, images and other media are not supported")
 
 
-def refuse_half_characters(what: str, text: str) -> None:
+def refuse_lone_surrogates(what: str, text: str) -> None:
     """Raise ValueError, which names `what`, for a lone surrogate (half of a character), which no record can hold."""
     if text.isascii():
         return

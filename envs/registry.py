@@ -10,7 +10,7 @@ from operator import index
 from typing import Any, SupportsIndex, cast
 
 from headrace.envs.contract import Environment, Problem, Workflow
-from headrace.envs.messages import list_contents, refuse_half_characters, show_value
+from headrace.envs.messages import list_contents, refuse_lone_surrogates, show_value
 from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import locate_error, read_error_text
@@ -145,7 +145,7 @@ def _check_contract(name: str, environment: Any) -> None:
             f'`name = "…"` in the class'
         )
     try:
-        refuse_half_characters("its `name`", own)
+        refuse_lone_surrogates("its `name`", own)
     except ValueError as error:
         raise EnvironmentSettingsError(f"environment {name}: {error}") from error
 

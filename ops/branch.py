@@ -81,7 +81,7 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
             f"the run in {data.root} began with --branch {began['branch']}: give the same --branch to resume it, or "
             "begin a new run with --set name=NAME"
         )
-    return Branch(_set_start(recipe, folder), began["parent"])
+    return Branch(_set_policy_paths(recipe, folder), began["parent"])
 
 
 def _copy_branch(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:
@@ -130,7 +130,7 @@ def _copy_optimizer(run: Run, policy: str, event: WeightsPublished, out: Path) -
         file.writelines(encode_checkpoint(begin))
 
 
-def _set_start(recipe: Recipe, folder: Path) -> Recipe:
+def _set_policy_paths(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with policies that begin from folders. Its settings are checked again."""
 
     def from_folder(name: str, policy: Policy) -> Policy:

@@ -181,7 +181,7 @@ class GroupsOfReason:
         self.lengths.add(seen.length)
         self.rewards.add(seen.reward)
         self.ages.add(math.nan if age is None else age)
-        self.cells[_find_cell(seen, age)] += 1
+        self.cells[_bin_outcome(seen, age)] += 1
 
 
 class Ledger:
@@ -328,7 +328,7 @@ def _pool(several: Iterable[Moments]) -> Moments:
     return pooled
 
 
-def _find_cell(seen: GroupOutcome, age: int | None) -> Cell:
+def _bin_outcome(seen: GroupOutcome, age: int | None) -> Cell:
     length = None if math.isnan(seen.length) else 2 ** int(math.log2(seen.length)) if seen.length >= 1 else 0
     reward = math.floor(seen.reward / REWARD_BIN) * REWARD_BIN if abs(seen.reward) < LARGEST_BINNED else None
     return Cell(length, reward, age)

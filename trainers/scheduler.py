@@ -191,9 +191,9 @@ class Scheduler(Generic[T]):
         waits = self.has_batch(at)
         if self._evictions.is_due(at.is_empty, waits):
             return ReportEvictions(self._evictions.pop_all())
-        return self._begin(at) if waits else self._check_store(at)
+        return self._begin(at) if waits else self._check_store_or_rest(at)
 
-    def _check_store(self, at: TrainingProgress) -> Action[T]:
+    def _check_store_or_rest(self, at: TrainingProgress) -> Action[T]:
         is_due = at.is_empty and self._store_checks.is_due(max(at.arrived_at, at.free_since))
         return CheckStore(self._store_checks.is_reading, self._store_checks.is_applying) if is_due else Rest()
 

@@ -112,11 +112,11 @@ def evaluate(
     from headrace.app.views.tables import evaluation_table
     from headrace.infra.recipe.recipe_file import load_recipe
     from headrace.ops.offline.held_out import evaluate as play_held_out
-    from headrace.ops.offline.held_out import parse_folders
+    from headrace.ops.offline.held_out import parse_weight_folders
 
     log_quietly()
     loaded = load_recipe(recipe, sets or ())
-    print_answer(play_held_out(loaded, parse_folders(loaded, weights)), evaluation_table, as_json=as_json)
+    print_answer(play_held_out(loaded, parse_weight_folders(loaded, weights)), evaluation_table, as_json=as_json)
 
 
 @app.command()

@@ -20,9 +20,9 @@ def read_held_out(held_out: Any, source: Source) -> float | dict[str, Source]:
     Raises ValueError for any other setting.
     """
     if isinstance(held_out, Mapping) and held_out and not KEYS & held_out.keys():
-        return {_check_name(name): _read_source(f"held_out.{name}", given, source) for name, given in held_out.items()}
+        return {_check_name(name): _parse_source(f"held_out.{name}", given, source) for name, given in held_out.items()}
     if isinstance(held_out, str | Mapping):
-        return {"": _read_source("held_out", held_out, source)}
+        return {"": _parse_source("held_out", held_out, source)}
     if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
         raise ValueError(
             "held_out must be a share (0 <= held_out < 1), a path, a table such as { path = …, split = … }, or a table "
@@ -48,7 +48,7 @@ def _check_name(name: Any) -> str:
     return name
 
 
-def _read_source(key: str, given: Any, source: Source) -> Source:
+def _parse_source(key: str, given: Any, source: Source) -> Source:
     if isinstance(given, str):
         given = {"path": given, "split": source.split}
     if not isinstance(given, Mapping) or not given or set(given) - KEYS:

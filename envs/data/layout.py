@@ -12,7 +12,7 @@ from typing import Any
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
 from headrace.envs.data.rows import MEDIA, Row, Written, fill_placeholders, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
-from headrace.envs.messages import Prompt, as_messages, check_messages, refuse_half_characters
+from headrace.envs.messages import Prompt, as_messages, check_messages, refuse_lone_surrogates
 
 SCORER = "scorer"
 """Key in a problem's `extra` for the name of its scorer."""
@@ -81,7 +81,7 @@ class Layout:
     instruction: str | None = None
 
     @property
-    def used(self) -> tuple[str, ...]:
+    def columns_to_read(self) -> tuple[str, ...]:
         """Columns that are read."""
         named = [getattr(self.columns, one.name) for one in fields(Columns)]
         return tuple(dict.fromkeys([*filter(None, named), *self.keep]))
@@ -89,7 +89,7 @@ class Layout:
     def read_record(self, row: Row, unit: str) -> Record:
         """Return the contents of a row. Raises RowFault, with the row's columns, if something is missing."""
         columns = self.columns
-        if media := next((name for name in MEDIA if row.get(name) and name not in self.used), None):
+        if media := next((name for name in MEDIA if row.get(name) and name not in self.columns_to_read), None):
             raise RowFault(
                 f"`{media}` holds media, which no policy can read: leave out such rows, or remove the column"
             )
@@ -145,7 +145,7 @@ class Layout:
         value = _read_value(row, name, unit)
         try:
             if isinstance(value, str) and f"{{{name}}}" in self.template:
-                refuse_half_characters("it", value)
+                refuse_lone_surrogates("it", value)
             return make_plain(value)
         except ValueError as error:
             raise RowFault(
@@ -185,7 +185,7 @@ def _leave_out_nulls(message: Any) -> Any:
 def _read_label(row: Row, column: str, unit: str) -> str:
     value = _read_value(row, column, unit) if column else None
     label = "" if value is None else str(value)
-    _refuse_half(column, label)
+    _refuse_lone_surrogates(column, label)
     return label
 
 
@@ -209,15 +209,15 @@ def _read_text(row: Row, field: str, column: str, unit: str) -> str:
             raise RowFault(f"`{column}` is {value}, perhaps because the value is missing: give every {unit} an answer")
         value = repr(value)
     if isinstance(value, str) and value.strip() and (field == "answer" or not isinstance(value, Written)):
-        _refuse_half(column, value)
+        _refuse_lone_surrogates(column, value)
         return str(value)
     hint = "" if value is not None else f'; to use another column, set columns = {{ {field} = "…" }}'
     raise RowFault(f"`{column}` must be a non-empty string, got {value!r:.60}; the {unit} has {_list_names(row)}{hint}")
 
 
-def _refuse_half(column: str, text: str) -> None:
+def _refuse_lone_surrogates(column: str, text: str) -> None:
     try:
-        refuse_half_characters(f"`{column}`", text)
+        refuse_lone_surrogates(f"`{column}`", text)
     except ValueError as error:
         raise RowFault(str(error)) from error
 

@@ -64,7 +64,10 @@ class Source:
                 return open_saved(path, self.split, columns)
             files = sorted(path.glob("*.parquet"))
             if not files:
-                raise TaskFileError(f"{path} holds neither Parquet files nor what save_to_disk of `datasets` writes")
+                raise TaskFileError(
+                    f"{path} is a folder without Parquet files, and save_to_disk of `datasets` did not write it: name "
+                    "a folder of either kind, or a file"
+                )
             return open_parquet(files, self.path, columns)
         if path.suffix == ".parquet":
             return open_parquet([path], self.path, columns)

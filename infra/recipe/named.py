@@ -64,7 +64,7 @@ def check_options(
     }
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    check_known(where, options, takes)
+    refuse_unknown_options(where, options, takes)
     check_kinds(where, function, options)
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
@@ -80,11 +80,11 @@ def check_settings(
     """
     parameters = inspect.signature(build).parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-        check_known(where, settings, [name for name in parameters if name not in elsewhere])
+        refuse_unknown_options(where, settings, [name for name in parameters if name not in elsewhere])
     check_kinds(where, build, settings)
 
 
-def check_known(where: str, options: Iterable[str], takes: Collection[str]) -> None:
+def refuse_unknown_options(where: str, options: Iterable[str], takes: Collection[str]) -> None:
     """Raise UsageError, with the known options, nearest first, for an unknown option."""
     for name in options:
         if name not in takes:

@@ -107,7 +107,10 @@ def read_shards(index: bytes | memoryview, shards: Mapping[str, memoryview]) -> 
 def _require_agreed(weight_map: Mapping[str, str], shard: str, found: Mapping[str, Tensor], index: str) -> None:
     wanted = {name for name, file in weight_map.items() if file == shard}
     if odd := found.keys() ^ wanted:
-        raise WeightsError(f"{index} and {shard} do not agree on tensor {min(odd)!r}")
+        raise WeightsError(
+            f"{index} and {shard} do not agree on whether {shard} holds tensor {min(odd)!r}: the files are damaged, or "
+            "of different models"
+        )
 
 
 def _read_index(data: bytes, path: str) -> tuple[dict[str, str], str]:

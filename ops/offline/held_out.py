@@ -70,7 +70,7 @@ def evaluate(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, dict[str,
     return found
 
 
-def parse_folders(recipe: Recipe, words: Sequence[str]) -> dict[str, Path]:
+def parse_weight_folders(recipe: Recipe, words: Sequence[str]) -> dict[str, Path]:
     """Return policy to folder of `FOLDER` or `POLICY=FOLDER` words. Raises UsageError."""
     policies, found = tuple(recipe.policies), {}
     for word in words:

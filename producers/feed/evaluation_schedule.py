@@ -52,7 +52,7 @@ class EvaluationSchedule:
         self.newest[policy] = max(version, self.newest.get(policy, -1))
         for workflow, policies in self.policies_of.items():
             if policy in policies and self._is_due(workflow, policy, version):
-                self._note(workflow, policy, version)
+                self._make_due(workflow, policy, version)
 
     def close(self) -> None:
         """Make the newest versions due, because no later ones will come."""
@@ -60,7 +60,7 @@ class EvaluationSchedule:
             for policy in policies:
                 newest = self.newest.get(policy, -1)
                 if self.every and newest > self._noted.get((workflow, policy), -1):
-                    self._note(workflow, policy, newest)
+                    self._make_due(workflow, policy, newest)
 
     def take_ready(self) -> list[Evaluation]:
         """Return and forget the due evaluations that can run: every policy of the workflow has a version."""
@@ -79,7 +79,7 @@ class EvaluationSchedule:
             return False
         return last is None or version // self.every > last // self.every or version >= self.steps[policy]
 
-    def _note(self, workflow: str, policy: str, version: int) -> None:
+    def _make_due(self, workflow: str, policy: str, version: int) -> None:
         self._noted[workflow, policy] = version
         self._waiting.append((workflow, policy, version))
 

@@ -186,7 +186,7 @@ class WorkerRuntime:
         stats = self.engine.stats() if self.engine is not None else None
         may_wait = not self.tasks or self.pauses.has_to_hold_tasks or stats is None or bool(stats.trouble)
         made = (max(stats.generated_tokens, stats.progress) if stats else 0, self.tally.groups_done)
-        silent_s = self._stall_watch.silent_s(now_s, made, may_wait=may_wait)
+        silent_s = self._stall_watch.count_silent_s(now_s, made, may_wait=may_wait)
         self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
 
     def _post_status(self) -> None:

@@ -79,7 +79,7 @@ class LimitedScoring:
             where = locate_function(self._environment.score)
             what = f"what `score` of environment {self.name}{where} returns, if not a Score(reward, parts),"
             found = Score(check_number(what, found))
-        _refuse_infinite(self.name, found)
+        _refuse_not_finite(self.name, found)
         return cast("Score", found)
 
     def __getattr__(self, name: str) -> Any:
@@ -87,7 +87,7 @@ class LimitedScoring:
         return getattr(self._environment, name)
 
 
-def _refuse_infinite(scorer: str, score: Any) -> None:
+def _refuse_not_finite(scorer: str, score: Any) -> None:
     """Raise ValueError, which names scorer and value, for NaN and infinities: means could not include them."""
     numbers = {
         "the reward": score.reward,

@@ -55,7 +55,7 @@ class StallWatch:
         self._looked_s = 0.0
         self._silent_s = 0.0
 
-    def silent_s(self, now_s: float, made: object, *, may_wait: bool) -> float:
+    def count_silent_s(self, now_s: float, made: object, *, may_wait: bool) -> float:
         """Return the seconds without progress.
 
         Args:

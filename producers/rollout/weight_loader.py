@@ -110,7 +110,7 @@ class WeightLoader:
         """
         while True:
             try:
-                self._hold_now(policy, version)
+                self._hold_or_fetch(policy, version)
             except EngineAway as error:
                 self._pauses.begin(ENGINE, error)
                 if self._over.wait(FIRST_PAUSE_S):
@@ -121,7 +121,7 @@ class WeightLoader:
                 self._pauses.end(ENGINE)
                 return
 
-    def _hold_now(self, policy: str, version: int) -> None:
+    def _hold_or_fetch(self, policy: str, version: int) -> None:
         try:
             self.engine.hold(policy, version)
         except VersionGone:

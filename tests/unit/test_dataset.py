@@ -413,7 +413,7 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         with pytest.raises(TaskFileError, match=f"cannot read tasks from .*{name}: "):
             Dataset(1, str(tmp_path / name)).read_data()
     (tmp_path / "d").mkdir()
-    with pytest.raises(TaskFileError, match="holds neither Parquet files nor"):
+    with pytest.raises(TaskFileError, match="is a folder without Parquet files"):
         Dataset(1, str(tmp_path / "d")).read_data()
     path = written(tmp_path / "c.jsonl", [{"problem": "p", "answer": "1"}])
     env = Dataset(1, path, held_out=0)
@@ -556,7 +556,11 @@ def test_a_dataset_of_the_hub_is_loaded_with_its_split_and_known_by_its_revision
         found = rows(30) if more["split"] == "train" else rows(40)[30:]
         info = SimpleNamespace(download_checksums={f"hf://datasets/{name}@{'a' * 40}/train.parquet": {}})
         return SimpleNamespace(
-            _indices=None, _fingerprint="f", info=info, cache_files=[], data=SimpleNamespace(table=pa.Table.from_pylist(found))
+            _indices=None,
+            _fingerprint="f",
+            info=info,
+            cache_files=[],
+            data=SimpleNamespace(table=pa.Table.from_pylist(found)),
         )
 
     fake_hub(monkeypatch, load)

@@ -146,14 +146,17 @@ def test_an_estimator_of_your_own_is_taken_by_its_path(own: str) -> None:
         ("short", "returned 3 for 4 sequences"),
         ("infinite", "not finite"),
         ("wide", r"2 generated tokens it returned shape \(7,\)"),
-        ("torn", r"failed on a test batch of two groups, .*: KeyError: .* at .*test_estimator\.py:[0-9]+ in torn"),
+        (
+            "torn",
+            r"in a trial .* on a test batch of two groups: KeyError: .* at .*test_estimator\.py:[0-9]+ in torn",
+        ),
         (
             "compared",
-            r"failed on one group alone, .*: ValueError: one group at .*test_estimator\.py:[0-9]+ in compared",
+            r"in a trial .* on one group alone: ValueError: one group at .*test_estimator\.py:[0-9]+ in compared",
         ),
         (
             "in_place",
-            r"token rewards, which must be .*: ValueError: .* read-only at .*test_estimator\.py:[0-9]+ in in_place",
+            r"token rewards \(read-only: copy .*: ValueError: .* read-only at .*test_estimator\.py:[0-9]+ in in_place",
         ),
         ("number", "is neither a function nor a class but 3"),
         ("missing", "module my_estimators has no 'missing'"),

@@ -15,7 +15,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.tensors import hash_weights
-from headrace.ops.offline.held_out import evaluate, parse_folders, play_held_out
+from headrace.ops.offline.held_out import evaluate, parse_weight_folders, play_held_out
 
 SETS = ("evaluate.problems=5", "evaluate.samples=3")
 
@@ -74,7 +74,7 @@ def test_what_is_no_model_and_what_names_no_policy_is_refused(folder: Path, tmp_
     with pytest.raises(UsageError, match="no weights: add --weights solver=FOLDER"):
         evaluate(recipe, {})
     with pytest.raises(UsageError, match="policies are solver"):
-        parse_folders(recipe, [f"judge={folder}"])
-    assert parse_folders(recipe, [str(folder)]) == {"solver": folder}
+        parse_weight_folders(recipe, [f"judge={folder}"])
+    assert parse_weight_folders(recipe, [str(folder)]) == {"solver": folder}
     with pytest.raises(UsageError, match="holds out"):
         play_held_out(load_recipe("arithmetic", ("evaluate.problems=1000000",)), {"solver": folder})

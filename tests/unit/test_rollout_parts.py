@@ -253,7 +253,7 @@ def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> 
         ((106.0, 6, False), 1.0),
         ((9000.0, 6, False), 1.0 + LONGEST_STEP_S),  # the process was suspended
     ]
-    assert [watch.silent_s(now, made, may_wait=may) for (now, made, may), _ in looks] == [
+    assert [watch.count_silent_s(now, made, may_wait=may) for (now, made, may), _ in looks] == [
         counted for _, counted in looks
     ]
 
@@ -269,7 +269,7 @@ def test_a_silence_is_told_with_where_episodes_wait() -> None:
         await asyncio.sleep(0)
         told = []
         for now in range(16):
-            watch.silent_s(now, 5, may_wait=False)
+            watch.count_silent_s(now, 5, may_wait=False)
             told.append(watch.describe_silence())
         episode.cancel()
         return told

@@ -170,7 +170,7 @@ def test_large_weights_are_several_files_and_an_index_that_transformers_tools_re
         open_weights(folder)
     write_weights({"t9": named["t0"]}, tmp_path, "")
     (tmp_path / SINGLE).rename(folder / "model-00002-of-00003.safetensors")
-    with pytest.raises(WeightsError, match="do not agree on tensor"):
+    with pytest.raises(WeightsError, match="do not agree on whether"):
         open_weights(folder)
 
 

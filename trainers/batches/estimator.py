@@ -104,14 +104,14 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
     for batch, what in (
         (PROBE_BATCH, "a test batch of two groups"),
         (PROBE_BATCH[:2], "one group alone"),
-        (PROBE_TOKENS, "two groups with token rewards, which must be copied before they are changed"),
+        (PROBE_TOKENS, "two groups with token rewards (read-only: copy them before you change them)"),
     ):
         try:
             estimator.compute(batch)
         except Exception as error:  # whatever one of the user's own raises
             raise UsageError(
-                f"{ADVANTAGE_KEY}: {named.use} with {named.settings} failed on {what}, with rewards 0 and 1: "
-                f"{describe_with_location(error)}"
+                f"{ADVANTAGE_KEY}: {named.use} with {named.settings} failed in a trial with rewards 0 and 1, on "
+                f"{what}: {describe_with_location(error)}"
             ) from error
     return estimator
 
