@@ -87,13 +87,12 @@ def _publish_unpublished(
 ) -> None:
     """Publish the newest version if it is unpublished, because the last trainer died before the next version.
 
-    This is needed after the end of a run, when no next version comes. Remade weights that differ (a new epoch) are not
-    published as that version.
+    This is needed after the end of a run, when no next version comes. In a new epoch too: if workers stayed more than
+    `max_staleness` versions behind, all their groups would expire, and no next version would ever come.
     """
     learner = resumed.learner
     assert history.published is not None  # noqa: S101 - published with the first checkpoint
-    is_known = bool(history.batches) and history.batches[-1].epoch == resumed.epoch
-    if not is_known or learner.version <= history.published.version:
+    if learner.version <= history.published.version:
         return
     event = resumed.uploader.upload_version(
         learner.snapshot_weights(), learner.version, epoch=resumed.epoch, given_up=stop

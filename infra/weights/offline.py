@@ -12,6 +12,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.weights.coding import decode_block
 from headrace.infra.weights.delta import DELTA_MAGIC, Delta, encode_delta, read_delta, split_delta
 from headrace.infra.weights.delta_header import Header, Label
+from headrace.infra.weights.files import ADAPTER_WEIGHTS
 from headrace.infra.weights.folder import (
     UNKNOWN_HASH,
     WeightsFolder,
@@ -135,10 +136,15 @@ def verify(path: Path) -> Verified:
 
 
 def _require(*paths: Path) -> None:
-    """Raise UsageError for the first path that does not exist: nothing is damaged, the name is wrong."""
+    """Raise UsageError for the first path that does not exist, or whose weights are in two files: a base, an adapter.
+
+    Nothing is damaged then, the name is wrong.
+    """
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist: name an existing file or folder")
+        if (path / ADAPTER_WEIGHTS).exists():
+            raise UsageError(f"{path} has an adapter beside its base model: name the adapter, {path / ADAPTER_WEIGHTS}")
 
 
 def _hash_as_promised(path: Path, found: WeightsFolder) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.infra.weights.paths import ANCHOR, MERGED, RECENT_VERSIONS, is_version
+from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, RECENT_VERSIONS, is_version
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 
@@ -53,12 +53,12 @@ class PublishedWeights:
         anchors = [version for version, record in versions.items() if version <= oldest and record.kind == ANCHOR]
         for version in [version for version in versions if version < max(anchors, default=version)]:
             del versions[version]
-        first = min(versions)
+        first = _first_version_needed(versions[min(versions)])
         kept = [claim for claim, record in further.items() if _first_version_needed(record) >= first][-RECENT_VERSIONS:]
         for claim in further.keys() - set(kept):
             del further[claim]
 
 
 def _first_version_needed(record: WeightsPublished) -> int:
-    """Return the first version that is needed to use a merged delta."""
-    return record.base_version if record.kind == MERGED else record.version
+    """Return the first version that is needed to use a record: for a delta its base, else its own version."""
+    return record.base_version if record.kind in {DELTA, MERGED} else record.version

@@ -16,8 +16,11 @@ from group_checkpoints import Folder, load, stored
 from group_steps import CASES, TAKEN_OVER, alone, encoded, made, sequences_of
 from test_learner import batch
 
+from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.weights.tensor_file import read_safetensors
 from headrace.infra.weights.tensors import hash_weights
+from headrace.trainers.learner.backends.group import LeadingLearner
+from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.shard_index import decode_index
 
 HERE = Path(__file__).parent
@@ -156,3 +159,14 @@ def test_two_gpus_make_the_very_same_bits_again_from_a_checkpoint(
         assert found[case]["again"] == found[case]["metrics"][-1], case
         assert found[case]["hash_again"] == found[case]["hash"], case
         assert found[case]["same_state"], case
+
+
+def test_matrices_stay_cut_as_they_are_whatever_a_revision_that_is_trained_again_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[TrainerSettings] = []
+    monkeypatch.setattr(Learner, "apply_settings", lambda _, settings, __: taken.append(settings))
+    leading = object.__new__(LeadingLearner)
+    leading.settings = TrainerSettings(tensor_parallel=2)
+    leading.apply_settings(TrainerSettings(tensor_parallel=1, minibatches=2), 1)
+    assert [(one.tensor_parallel, one.minibatches) for one in taken] == [(2, 2)]

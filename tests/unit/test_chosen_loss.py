@@ -41,10 +41,11 @@ def trainer(**table: Any) -> TrainerSettings:
         ({"aggregation": {"use": "constant", "length": 0}}, r"^trainer\.aggregation: length must be at least 1"),
         ({"correction": [{"use": "tis", "cap": 0}]}, r"^trainer\.correction: tis: cap must be above 0"),
         ({"kl": {"use": "k3", "place": "reward"}, "batch_norm": True}, "cannot be combined with trainer.batch_norm"),
-        ({"reference": {"decay": 0.9}}, "no effect without trainer.kl"),
+        ({"reference": {"decay": 0.9}}, "no effect, because nothing uses the reference policy"),
         ({"final_share": 0.5}, 'no effect with trainer.schedule = "constant"'),
         ({"count_rejected": True}, "neither trainer.loss nor trainer.correction rejects"),
-        ({"kl": {"use": "k4"}}, "kl: 'k4' is not known; take one of k"),
+        ({"kl": {"use": "k4"}}, "kl: 'k4' is not known; take one of k1, k2, k3"),
+        ({"kl": {"use": "headrace.trainers.losses.divergence:k1"}}, "k1' is not known; take one of k1, k2, k3"),
         ({"kl": {"use": "k3", "place": "gradient"}}, "place one of loss, reward"),
     ],
 )
@@ -79,6 +80,11 @@ def detached(tokens: TrainedTokens) -> torch.Tensor:
     return -tokens.advantages * tokens.logprobs.detach()
 
 
+def kept_near(tokens: TrainedTokens) -> torch.Tensor:
+    assert tokens.reference is not None
+    return (tokens.logprobs - tokens.reference).square() - tokens.advantages * tokens.logprobs
+
+
 def name_losses(monkeypatch: pytest.MonkeyPatch, *losses: Callable[[TrainedTokens], object]) -> None:
     module = ModuleType("my_losses")
     module.__dict__.update({loss.__name__: loss for loss in losses})
@@ -94,6 +100,13 @@ def test_a_loss_of_your_own_that_changes_its_numbers_in_place_is_refused(monkeyp
     tokens = TrainedTokens(ones * 0.5, ones * 0.5, ones, torch.tensor([0, 1]))
     with pytest.raises(UsageError, match=r"changes TrainedTokens\.behaviour_logprobs in place"):
         objective.compute_loss_share(tokens, totals_of(tokens.sequences))
+
+
+def test_the_reference_policy_can_be_set_for_a_loss_of_your_own_that_may_read_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name_losses(monkeypatch, kept_near)
+    assert "reference" in objective_for(trainer(loss="my_losses:kept_near", reference={"decay": 0.9})).needs
 
 
 def test_a_loss_of_your_own_without_a_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

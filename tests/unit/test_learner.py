@@ -336,7 +336,10 @@ def test_metrics_tell_the_age_of_the_tokens() -> None:
     assert metrics["staleness_max"] == 1
     assert metrics["staleness_mean"] == pytest.approx(metrics["staleness_share_1"])
     assert metrics["staleness_share_0"] + metrics["staleness_share_1"] == pytest.approx(1)
-    stale = one.step(batch(4, version=0), 3)
+    old = one.step(batch(5, version=0), 3)
+    assert old["staleness_max"] == 2
+    assert [name for name in old if name.startswith("staleness_share_")] == ["staleness_share_2"]
+    stale = one.step(batch(4, version=0), 4)
     assert stale["logprob_gap_tokens"] == 0
     assert "logprob_gap_max" not in stale
 

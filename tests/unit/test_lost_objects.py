@@ -83,7 +83,8 @@ class Store:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.recipe = SimpleNamespace(trainer_of=lambda _: Settings(anchor_share=1000))
+        self.steps = 100
+        self.recipe = SimpleNamespace(trainer_of=lambda _: Settings(anchor_share=1000, steps=self.steps))
         self.run_id, self.store = "run-1", cast("ObjectStore", self)
 
     def put(self, content: Content, _kind: str, suffix: str, *_: object, anew: bool = False) -> ClaimCheck:
@@ -143,6 +144,10 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
     begun = uploader.reupload_lost_version()
     assert begun is not None
     assert (begun.kind, begun.version, begun.epoch, begun.weights_hash) == (ANCHOR, 1, 1, here.weights_hash)
+    store.steps = 1
+    at_the_end = store.uploader(base=here).reupload_lost_version()
+    assert at_the_end is not None
+    assert (begun.final, at_the_end.final) == (False, True), "the last version is marked as such in every epoch"
     third = uploader.upload_version(weights(3), 2, epoch=1)
     assert (third.kind, third.base_hash) == (DELTA, here.weights_hash)
     told = PublishedWeights()
@@ -150,6 +155,22 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
         told.add_event(event)
     newest = told.find_newer(0, 0)[0]
     assert PolicyWeights(Uncached(store.store)).bring(told.list_ways(), newest) == weights(3)
+
+
+def test_a_worker_that_joins_where_weights_were_published_whole_once_more_gets_every_later_version() -> None:
+    store = Store()
+    uploader = store.uploader()
+    first = uploader.upload_version(weights(0), 0)
+    assert first.weights is not None
+    del store.objects[first.weights.key]
+    again = uploader.reupload_lost_version()
+    assert again is not None
+    assert (again.kind, again.version) == (WHOLE, 0)
+    seen = PublishedWeights()
+    for event in (again, uploader.upload_version(weights(1), 1), uploader.upload_version(weights(2), 2)):
+        seen.add_event(event)
+    newest = seen.find_newer(-1, 0)[0]
+    assert PolicyWeights(Uncached(store.store)).bring(seen.list_ways(), newest) == weights(2)
 
 
 def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_an_anchor() -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
+from test_publisher import Store, weights
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import KafkaAway
+from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process import signals as process
 from headrace.infra.process.signals import MustRestart, StopRequested, begin_attempts
+from headrace.infra.run.run import Run
+from headrace.infra.weights.paths import ANCHOR
 from headrace.ops.offline.retrain import _find_checkpoint
 from headrace.schemas.records import BatchTrained, CheckpointPointer, ClaimCheck, WeightsPublished
 from headrace.trainers.learner.learner import Learner
-from headrace.trainers.versions.history import History, _fold_event
-from headrace.trainers.versions.resume import _choose_epoch, _Progress
+from headrace.trainers.start import _publish_unpublished
+from headrace.trainers.versions.history import History, WeightStretch, _fold_event
+from headrace.trainers.versions.publisher import Base, VersionUploader
+from headrace.trainers.versions.resume import ResumedTrainer, _choose_epoch, _Progress
 
 HERE = {"torch": "2.8", "threads": "1"}
 
@@ -61,6 +68,24 @@ def test_a_new_epoch_begins_where_one_of_them_is_another(fingerprint: dict[str, 
 def test_before_the_first_batch_the_checkpoint_of_version_0_is_compared() -> None:
     start = CheckpointPointer(version=0, weights_hash="w0", fingerprint={**HERE, "cpu": "another"})
     assert epoch(History(checkpoints={0: start}), "w0") == 1
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_a_version_that_was_left_unpublished_is_published_at_the_start_in_a_new_epoch_too(epoch: int) -> None:
+    store, settings = Store(), SimpleNamespace(device="cpu", steps=9, anchor_every=50, anchor_share=9.0)
+    run = cast(Run, SimpleNamespace(run_id="one", put=store.put, recipe=SimpleNamespace(trainer_of=lambda _: settings)))
+    base = Base(7, epoch, weights(7), "w7", WeightStretch(), is_published=False)
+    learner = SimpleNamespace(version=7, snapshot_weights=lambda: weights(7))
+    announced: list[WeightsPublished] = []
+    announcer = SimpleNamespace(announce=lambda _, event: announced.append(event))
+    resumed = SimpleNamespace(
+        learner=learner, uploader=VersionUploader(run, "solver", (), base), announcer=announcer, epoch=epoch
+    )
+    past = history(HERE)
+    for published in (7, 5):
+        past.published = WeightsPublished(version=published, epoch=2)
+        _publish_unpublished(cast(ResumedTrainer, resumed), past, cast(TransactionalWriter, None), threading.Event())
+    assert [(event.version, event.epoch, event.kind) for event in announced] == [(7, epoch, ANCHOR)]
 
 
 def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() -> None:

@@ -62,6 +62,20 @@ def test_a_band_out_of_reach_is_an_error_that_tells_how_far_it_came() -> None:
         warmed(settings, COPIES)
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_all_steps_that_a_warm_start_may_take_are_taken_before_it_gives_up(most: int) -> None:
+    steps: list[int] = []
+
+    class Counter(Follower):
+        def after_step(self, step: int, reward: float | None) -> None:
+            steps.append(step)
+
+    settings = WarmStartSettings(low=0.98, high=0.99, max_steps=most, measure_every=2, samples=10, max_new_tokens=3)
+    with pytest.raises(BandNotReached, match=f"in {most} supervised steps"):
+        warm_start(tiny(), TOKENIZER, COPIES, COPIES, settings, Counter())
+    assert max(steps) == most
+
+
 def test_every_step_and_measurement_is_told_and_a_wrong_gold_is_never_reached() -> None:
     settings = WarmStartSettings(low=0.5, high=1.0, samples=100, max_new_tokens=3)
     heard: list[tuple[int, float | None]] = []

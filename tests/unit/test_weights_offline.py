@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,26 @@ def test_what_is_not_there_at_all_is_a_usage_error_and_no_damage(
         with pytest.raises(UsageError, match=f"^{nowhere} does not exist: "):
             call(*words)  # type: ignore[operator]
     assert not out.exists()
+
+
+def test_a_folder_with_an_adapter_beside_its_base_is_refused_and_the_adapter_itself_is_read(
+    chain: tuple[Path, list[Path], Path], tmp_path: Path
+) -> None:
+    base, deltas, _ = chain
+    both = tmp_path / "both"
+    shutil.copytree(base, both)
+    adapter = both / "adapter_model.safetensors"
+    shutil.copy(both / "model.safetensors", adapter)
+    for call, words in (
+        (offline.verify, (both,)),
+        (offline.encode, (base, both, tmp_path / "out", Label())),
+        (offline.apply, (both, deltas, tmp_path / "out")),
+    ):
+        with pytest.raises(
+            UsageError, match=f"{both} has an adapter beside its base model: name the adapter, {adapter}"
+        ):
+            call(*words)  # type: ignore[operator]
+    assert offline.verify(adapter).weights_hash == offline.verify(base).weights_hash
 
 
 @pytest.mark.parametrize("damage", ["flipped", "swapped", "missing", "folder"])

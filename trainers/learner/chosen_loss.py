@@ -16,10 +16,6 @@ REJECTING = frozenset({"decoupled_ppo", "m2po"})
 
 def objective_for(settings: TrainerSettings) -> Objective:
     """Return the objective of a trainer's settings. Raises UsageError with the choices."""
-    if settings.kl is None and settings.reference != Reference():
-        raise UsageError(
-            "trainer.reference has no effect without trainer.kl: set trainer.kl, or remove trainer.reference"
-        )
     if settings.schedule == "constant" and settings.final_share != TrainerSettings.model_fields["final_share"].default:
         raise UsageError(
             'trainer.final_share has no effect with trainer.schedule = "constant": remove trainer.final_share'
@@ -36,7 +32,7 @@ def objective_for(settings: TrainerSettings) -> Objective:
             'trainer.kl with place = "reward" cannot be combined with trainer.batch_norm or with the advantages '
             f'{", ".join(sorted(PER_TOKEN))}: set place = "loss"'
         )
-    return objective_of(
+    objective = objective_of(
         settings.loss.model_dump(),
         _table(settings.aggregation),
         correction=[one.model_dump() for one in settings.correction],
@@ -44,6 +40,12 @@ def objective_for(settings: TrainerSettings) -> Objective:
         entropy=settings.entropy,
         count_rejected=settings.count_rejected,
     )
+    if settings.reference != Reference() and "reference" not in objective.needs:
+        raise UsageError(
+            "trainer.reference has no effect, because nothing uses the reference policy: set trainer.kl, or remove "
+            "trainer.reference"
+        )
+    return objective
 
 
 def check_loss(recipe: Recipe, policy_variant: str) -> None:

@@ -117,9 +117,12 @@ def gap_sums(tokens: TrainedTokens, version: int) -> dict[str, torch.Tensor]:
 
 
 def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
-    """Return mean, largest and shares of the tokens' ages, from the histogram int[max + 1] by age in versions."""
+    """Return mean, largest and shares of the tokens' ages, from the histogram int[max + 1] by age in versions.
+
+    Ages without a token have no share: one token of age 5,000 would write 5,000 numbers.
+    """
     total = sum(histogram)
-    shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram)}
+    shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram) if tokens}
     mean = sum(age * tokens for age, tokens in enumerate(histogram)) / total
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
 

@@ -170,7 +170,8 @@ def warm_start(
         student.restore(progress.now or progress.kept, progress.rate)
         log.info("warm_start.resumed", step=progress.steps + progress.done, reward=round(progress.reward, 4))
     while not settings.low <= progress.reward <= settings.high:
-        if progress.taken + progress.stride > settings.max_steps:
+        progress.stride = min(progress.stride, settings.max_steps - progress.taken)
+        if progress.stride <= 0:
             best = max(progress.curve, key=lambda point: point[1])
             raise BandNotReached(
                 f"exact match with worked examples missed {settings.low}..{settings.high} in {settings.max_steps} "

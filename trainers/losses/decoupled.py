@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.infra.errors import UsageError
 from headrace.trainers.losses.correction import is_within, weight_metrics
 from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
-from headrace.trainers.losses.ppo import apply_dual_clip, surrogate
+from headrace.trainers.losses.ppo import apply_dual_clip, check_clip, surrogate
 from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, broadcast_sequence_mean, log_ratio
 
 
@@ -48,6 +48,7 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
         behaviour_upper: Upper bound of the metric; None: no bound.
         behaviour_lower: Lower bound of the metric; None: no bound.
     """
+    check_clip(clip_low, clip_high)
     near = _proximal(tokens, proximal)
     log_weights = log_ratio(near, tokens.behaviour_logprobs)
     weights, kept = behaviour_weights(
@@ -83,6 +84,8 @@ def behaviour_weights(
             "behaviour_level must be token or sequence, behaviour_action mask or clamp, and behaviour_metric one of "
             f"{', '.join(_METRICS)}; got {level}, {action} and {metric}"
         )
+    if metric == "ratio" and bounds[1] is not None and bounds[1] <= 0:
+        raise UsageError(f"behaviour_upper must be above 0, as every ratio is, got {bounds[1]}")
     if action == "clamp" and metric != "ratio":
         raise UsageError(f'behaviour_action = "clamp" needs behaviour_metric = "ratio", got "{metric}"')
     if level == "sequence":

@@ -121,7 +121,8 @@ class Kl:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        find_named("trainer.kl", self.use, DIVERGENCES)
+        if self.use not in DIVERGENCES:
+            raise UsageError(f"trainer.kl: {self.use!r} is not known; take one of {', '.join(DIVERGENCES)}")
         if not 0 <= self.weight < math.inf or self.place not in KL_PLACES:
             raise UsageError(
                 f"trainer.kl: weight must be at least 0 and place one of {', '.join(KL_PLACES)}, got {self.weight}, "

@@ -147,7 +147,8 @@ class VersionUploader:
         )
         claim, shards = self._upload_anchor(base.tensors, base.weights_hash, given_up, anew=True)
         event = self._build_event(base.version, base.epoch, base.weights_hash, claim, shards)
-        event = replace(event, kind=WHOLE if base.is_published else ANCHOR, files=self.files)
+        kind, is_final = (WHOLE, False) if base.is_published else (ANCHOR, base.version >= self._settings.steps)
+        event = replace(event, kind=kind, files=self.files, final=is_final)
         self.base = replace(base, stretch=base.stretch.with_event(event), is_published=True)
         return event
 

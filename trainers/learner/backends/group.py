@@ -143,13 +143,9 @@ class LeadingLearner(Learner):
         _say(command, *arguments)
 
     def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
-        """See `Learner.apply_settings`; the call is announced to the others."""
-        if settings.tensor_parallel != self.settings.tensor_parallel:
-            raise UsageError(
-                f"trainer.tensor_parallel cannot change from {self.settings.tensor_parallel} to "
-                f"{settings.tensor_parallel} while the trainer runs: restart the trainer"
-            )
-        super().apply_settings(settings, seed)
+        """See `Learner.apply_settings`; the call is announced to the others. The matrices stay cut as they are."""
+        cut = {"tensor_parallel": self.settings.tensor_parallel}
+        super().apply_settings(settings.model_copy(update=cut), seed)
 
     def checkpoint(self, run: Run) -> Storing:
         """See `Learner.checkpoint`: each process copies and stores its own parts."""
