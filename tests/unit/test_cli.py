@@ -55,6 +55,7 @@ class Found:
     """What a tool finds, as far as a command looks at it."""
 
     ok: bool = True
+    problems: tuple[str, ...] = ()
     comparable: bool = True
     versions: tuple[Any, ...] = ()
     refused: tuple[int, ...] = ()
@@ -270,8 +271,9 @@ def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_clos
     assert refused(capsys, "audit", "--run", ADDRESS) == (3, "error: the broker is away: start it\n")
 
     monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, **_more: Found(ok=False))
-    assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == 1
+    for found, code in ((Found(), 0), (Found(ok=False, problems=("1 lost",)), 1), (Found(ok=False), 3)):
+        monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, found=found, **_more: found)
+        assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == code
 
 
 @pytest.mark.parametrize(
