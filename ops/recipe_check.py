@@ -165,7 +165,16 @@ def _check_models(asked: Asked) -> list[Fault]:
 
 def _check_workflows(asked: Asked) -> list[Fault]:
     """Check environments, their data and their prompts, and the functions that play them."""
-    recipe, faults = asked.recipe, list[Fault]()
+    recipe = asked.recipe
+    faults = [
+        Fault(
+            f"no workflow plays policy {name}, so it is never trained: name it in the policies of a workflow, or "
+            "remove it",
+            is_doubt=True,
+        )
+        for name in recipe.policies
+        if not recipe.workflows_of(name)
+    ]
     for name, workflow in recipe.workflows.items():
         where = f"workflows.{name}: "
         with collect_faults(faults, where):

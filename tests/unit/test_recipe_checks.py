@@ -98,6 +98,15 @@ def test_one_thing_that_is_wrong_is_one_sentence_and_what_is_doubted_refuses_not
         refuse([Fault("it is wrong"), Fault("it is wrong"), Fault("it may be small", is_doubt=True)])
 
 
+def test_a_policy_that_no_workflow_plays_is_doubted() -> None:
+    recipe = load_recipe("arithmetic")
+    both = {**recipe.policies, "idle": recipe.policies["solver"]}
+    [doubt] = list_doubts(recipe_check.CHECKS["workflows"](Asked(recipe.model_copy(update={"policies": both}))))
+    assert doubt == (
+        "no workflow plays policy idle, so it is never trained: name it in the policies of a workflow, or remove it"
+    )
+
+
 def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_doubt() -> None:
     faults: list[Fault] = []
     with collect_faults(faults, "workflows.own: "):
