@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import HOME, SUMMARY, SWEPT, DataFolder, find_only_folder
+from headrace.infra.embedded.data_folder import CLEANING, HOME, SUMMARY, SWEPT, DataFolder, find_only_folder
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
@@ -52,7 +52,7 @@ def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
             f"{folder.root} has no {' and no '.join(MARKS_OF_FOLDER)}, so it is not the data folder of a run, and "
             "nothing was removed: give the folder of a run by --data"
         )
-    with folder.hold("`headrace clean`"):
+    with folder.hold(CLEANING):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
             if server.folder.is_dir():
                 server.claim().stop()  # claiming stops what an earlier run left behind

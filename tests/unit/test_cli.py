@@ -391,6 +391,20 @@ def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.Monke
         assert CliRunner().invoke(cli.app, [*words, "--run", ADDRESS, "--json"]).output.splitlines()[-1] == "stopped"
 
 
+def test_only_a_command_that_is_alone_with_a_run_knows_that_nothing_is_written_to_its_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(
+        "headrace.ops.retention.collector.command", lambda *_given, rests: (told.append(rests), Found())[1]
+    )
+    for is_alone in (True, False):
+        opened = OpenedRun(RUN, rests=True, is_alone=is_alone)
+        monkeypatch.setattr(opened_run, "open_run", lambda *_given, opened=opened, **_more: nullcontext(opened))
+        assert CliRunner().invoke(cli.app, ["gc", "--run", ADDRESS, "--json"]).exit_code == 0
+    assert told == [True, False]
+
+
 def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
