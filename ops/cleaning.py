@@ -17,7 +17,7 @@ from headrace.infra.errors import UsageError
 MARKS_OF_FOLDER = ("run.json", "up.lock")
 LEFT_BY_RUNS = frozenset({
     *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "keys.sh", SUMMARY,
-    "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json",
+    "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json", "seconds.json",
     SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
 })  # fmt: skip
 """Names that commands make in a data folder. A sweep also makes a folder for each run, which holds SWEPT."""

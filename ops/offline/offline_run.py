@@ -123,7 +123,7 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
     Raises UsageError for a recipe with other policies than the archive's, or with a selector, and for a folder that
     holds a run or another experiment; FolderInUse; and what `curate_offline`, `train_offline` and `evaluate` raise.
     """
-    recipe, clock = request.recipe, _WallClock(request.data / SECONDS)
+    recipe, clock = request.recipe, _WallClock(request.data)
     if len(recipe.policies) > 1:
         raise UsageError(
             "the recipe has several policies: train one of them with `headrace offline train --policy NAME`"
@@ -158,12 +158,14 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
 class _WallClock:
     """Measures how long an experiment has taken, over all its commands.
 
-    A command that was killed counts up to the last step that it finished.
+    A command that was killed counts up to the last step that it finished. Seconds in a folder without an experiment are
+    those of another one, and do not count.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._began = path, time.monotonic()
-        self._before = float(json.loads(path.read_text())) if path.exists() else 0.0
+    def __init__(self, data: Path) -> None:
+        self._path, self._began = data / SECONDS, time.monotonic()
+        has_begun = self._path.exists() and (data / f"{EXPERIMENT}.json").exists()
+        self._before = float(json.loads(self._path.read_text())) if has_begun else 0.0
 
     @property
     def seconds(self) -> float:
