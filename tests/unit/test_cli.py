@@ -167,7 +167,8 @@ OFFLINE = {
 """Words after `headrace offline` to the function that they call and its first arguments."""
 
 
-def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # for the summary
     monkeypatch.setattr("headrace.infra.archive.reading.Archive", lambda _: None)
     monkeypatch.setattr("headrace.app.cli.offline.print_answer", lambda *_given, **_more: None)
     for words, (target, expected) in OFFLINE.items():
@@ -179,6 +180,18 @@ def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pyte
             assert result.exit_code == 0, result.output
 
         assert [given[: len(expected)] for given in seen] == [expected, expected]
+    assert Path("s.json").exists()
+
+
+def test_the_page_of_an_experiment_is_shown_even_if_its_summary_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("headrace.ops.offline.offline_run.run_offline", lambda _: "what came of it")
+    monkeypatch.setattr("headrace.app.cli.offline.print_answer", lambda found, *_, **__: shown.append(found))
+    words = ["offline", "up", "arithmetic", "--from", "a", "--summary", str(tmp_path)]
+    assert CliRunner().invoke(cli.app, words).exit_code != 0
+    assert shown == ["what came of it"]
 
 
 def test_a_wrong_recipe_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -579,8 +592,9 @@ def test_an_up_that_cannot_be_is_refused_before_the_run(capsys: pytest.CaptureFi
         code, said = refused(capsys, *up)
     assert (code, f"headrace status --data {tmp_path}" in said) == (1, True)
 
-    code, said = refused(capsys, *up, "--summary", str(summary))
-    assert (code, str(summary) in said) == (2, True)
+    for path in (summary, tmp_path):
+        code, said = refused(capsys, *up, "--summary", str(path))
+        assert (code, f"the summary cannot be written to {path}" in said) == (2, True)
 
     DataFolder(tmp_path).write(RunNotes("other", "127.0.0.1:1", embedded_kafka=True))
     code, said = refused(capsys, *up)

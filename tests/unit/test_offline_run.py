@@ -61,6 +61,12 @@ def test_an_archive_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
+def test_a_summary_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "summary.json"):
+        with pytest.raises(UsageError, match="the summary cannot be written to"):
+            run_offline(OfflineRequest(RECIPE, str(tmp_path / "nosuch"), tmp_path / "data", path))
+
+
 def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path: Path) -> None:
     archive = cast("Any", SimpleNamespace(root="a", manifest=SimpleNamespace(to_bytes=lambda: b"")))
     request = OfflineRequest(RECIPE, "a", tmp_path)
