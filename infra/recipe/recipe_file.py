@@ -8,7 +8,6 @@ also lists, are replaced. A table with another `use` is replaced too, since its 
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 SET = "--set"
 SWEEP = "sweep.toml"
 """Name of the sweep file in a folder of recipes; it is not a recipe."""
-TRAINERS = re.compile(r"((?P<table>policies|shadows)\.(?P<name>[^.=]+)\.)?trainer\.")
 WORDS = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a table"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
@@ -135,22 +133,6 @@ def replace_chain(recipe: Recipe, path: Path) -> Recipe:
 
 def _refuse_beside_chain(curate: Any) -> list[str]:
     return [f"curate.{key}" for key in curate if key != "chain"] if isinstance(curate, dict) else []
-
-
-def check_trainer_words(sets: Sequence[str]) -> None:
-    """Raise UsageError for an `a.b=c` word that changes more than a trainer, as it would need other rollouts."""
-    for word in sets:
-        if not TRAINERS.match(word):
-            raise UsageError(
-                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be set here; others need rollouts"
-            )
-
-
-def select_trainer_words(recipe: Recipe, sets: Sequence[str]) -> list[str]:
-    """Return the words that change a trainer of this recipe: an earlier one may lack policies and shadows."""
-    there = {"policies": recipe.policies.keys(), "shadows": recipe.shadows.keys()}
-    found = [(word, TRAINERS.match(word)) for word in sets]
-    return [word for word, one in found if one is None or one["table"] is None or one["name"] in there[one["table"]]]
 
 
 def list_shipped_recipes() -> dict[str, Traversable]:

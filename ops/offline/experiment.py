@@ -19,8 +19,9 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import hash_sources, trainer_plug_ins
-from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words, select_trainer_words
+from headrace.infra.recipe.recipe_file import change_recipe
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.trainer_words import check_trainer_words, select_trainer_words
 from headrace.infra.run.revisions import build_revision, find_differences, read_known_revisions, write_revision
 from headrace.infra.run.run import Run, find_groups_run, join, read_revisions
 from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, cut_into_stretches, restore_learner

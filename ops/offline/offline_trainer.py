@@ -16,8 +16,9 @@ from headrace.infra.environment import is_single_process
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import newest_sources, trainer_plug_ins, warn_of_differing_sources
-from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words, select_trainer_words
+from headrace.infra.recipe.recipe_file import change_recipe
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.trainer_words import check_trainer_words, select_trainer_words
 from headrace.infra.run.revisions import find_differences, replace_experiment
 from headrace.infra.weights.files import ADAPTER_WEIGHTS
 from headrace.infra.weights.folder import write_adapter, write_weights
