@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import HOME, SUMMARY, SWEPT, DataFolder, find_only_folder
+from headrace.infra.embedded.data_folder import CLEANING, HOME, SUMMARY, SWEPT, DataFolder, find_only_folder
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
@@ -17,7 +17,7 @@ from headrace.infra.errors import UsageError
 MARKS_OF_FOLDER = ("run.json", "up.lock")
 LEFT_BY_RUNS = frozenset({
     *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "keys.sh", SUMMARY,
-    "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json",
+    "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json", "seconds.json",
     SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
 })  # fmt: skip
 """Names that commands make in a data folder. A sweep also makes a folder for each run, which holds SWEPT."""
@@ -52,7 +52,7 @@ def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
             f"{folder.root} has no {' and no '.join(MARKS_OF_FOLDER)}, so it is not the data folder of a run, and "
             "nothing was removed: give the folder of a run by --data"
         )
-    with folder.hold("`headrace clean`"):
+    with folder.hold(CLEANING):
         for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
             if server.folder.is_dir():
                 server.claim().stop()  # claiming stops what an earlier run left behind

@@ -7,7 +7,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.infra.embedded.data_folder import LOOKING, SUMMARY, DataFolder, RunNotes, find_only_folder
+from headrace.infra.embedded.data_folder import (
+    LAUNCHERS,
+    LOOKING,
+    RESTING,
+    SUMMARY,
+    DataFolder,
+    RunNotes,
+    find_only_folder,
+)
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.clients import KafkaAway, RunAddress
@@ -23,9 +31,11 @@ class OpenedRun:
 
     run: Run
     rests: bool
-    """Whether the run is stopped, so that its broker was started for this command."""
+    """Whether the run is stopped."""
     began_ms: int = 0
     """When the launcher that runs it now began, in ms since the epoch; 0 if unknown."""
+    is_alone: bool = False
+    """Whether the run is stopped and no other command looks at it, so that its servers were started for this one."""
 
 
 @contextmanager
@@ -34,7 +44,8 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
 
     An address that is only a name, without `/` or `:` (`retrain --into` makes such runs), is looked for on the folder's
     cluster. For a stopped run, this starts its embedded broker, and with `store` its embedded object store, and stops
-    them again. Raises UsageError, which names the existing runs if this one does not exist, and what `join` raises.
+    them again; while another command does that, its servers are used. Raises UsageError, which names the existing runs
+    if this one does not exist, and what `join` raises.
     """
     named = address is not None and "/" not in address and ":" not in address
     if address and data and not named:
@@ -49,9 +60,12 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
     notes = replace(folder.require(), run=address) if address else folder.require()
     if not address and (swept := folder.sweep_runs()):
         raise UsageError(f"{folder.root} is the folder of a sweep: add --run with one of {', '.join(swept)}")
-    if folder.find_owner() is not None:
+    if (owner := folder.find_owner()) is not None:
+        _, holder = owner
+        began_ms = folder.find_owner_start_ms() if holder in LAUNCHERS else 0
         with _explain_unreachable(folder):
-            yield OpenedRun(_join(parse_run(notes.address), folder), False, folder.find_owner_start_ms())
+            run = _join(parse_run(notes.address), folder)
+            yield OpenedRun(run, holder in RESTING, began_ms)
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
@@ -63,7 +77,7 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
 
             server = started.enter_context(EmbeddedStore(folder.store))
             run = replace(run, store_address=server.address(run.recipe.store.bucket, run.store_address.prefix))
-        yield OpenedRun(run, rests=True)
+        yield OpenedRun(run, rests=True, is_alone=True)
 
 
 @contextmanager

@@ -165,7 +165,16 @@ def _check_models(asked: Asked) -> list[Fault]:
 
 def _check_workflows(asked: Asked) -> list[Fault]:
     """Check environments, their data and their prompts, and the functions that play them."""
-    recipe, faults = asked.recipe, list[Fault]()
+    recipe = asked.recipe
+    faults = [
+        Fault(
+            f"no workflow plays policy {name}, so it is never trained: name it in the policies of a workflow, or "
+            "remove it",
+            is_doubt=True,
+        )
+        for name in recipe.policies
+        if not recipe.workflows_of(name)
+    ]
     for name, workflow in recipe.workflows.items():
         where = f"workflows.{name}: "
         with collect_faults(faults, where):
@@ -258,6 +267,25 @@ def _check_own_engine(asked: Asked) -> list[Fault]:
     return faults
 
 
+def _check_partitions(asked: Asked) -> list[Fault]:
+    """Doubt processes that would idle, because each needs a partition of its own."""
+    launch, kafka = asked.recipe.launch, asked.recipe.kafka
+    of_tasks = "task_partitions" if kafka.task_partitions else "partitions"
+    return [
+        Fault(
+            f"launch.{what} is {count}, but kafka.{key} is {there}: {count - there} of them "
+            f"{'gets' if count - there == 1 else 'get'} no {gets}. Start fewer, or set kafka.{to_raise} to {count} or "
+            "more; it is fixed once the run has begun",
+            is_doubt=True,
+        )
+        for what, count, gets, key, there, to_raise in (
+            ("workers", launch.workers, "task", of_tasks, asked.recipe.task_partitions, "task_partitions"),
+            ("curators", launch.curators, "group", "partitions", kafka.partitions, "partitions"),
+        )
+        if count > there
+    ]
+
+
 def _check_devices(asked: Asked) -> list[Fault]:
     wanted = find_devices(asked.recipe)
     return refuse_devices(wanted, probe_devices(wanted)) if wanted else []
@@ -312,11 +340,12 @@ CHECKS: Mapping[str, Check] = {
     "model files": _check_model_files,
     **CHECKS_OF_NAMES,
     "own engine": _check_own_engine,
+    "partitions": _check_partitions,
     "memory": _check_memory,
     "disk": _check_disk,
     "temporary files": _check_temporary_folder,
     "kafka client": _check_client,
 }
 """All checks, for the machine where the processes start, in the order in which their faults are listed."""
-RUN_ONLY = frozenset({"feed", "disk", "kafka client"})
+RUN_ONLY = frozenset({"feed", "partitions", "disk", "kafka client"})
 """Checks that only a run needs."""

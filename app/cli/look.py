@@ -11,6 +11,7 @@ import typer
 
 from headrace.app.cli.options import (
     CHECK_FAILED,
+    NO_VERDICT,
     DataChoice,
     JsonOption,
     PolicyChoice,
@@ -51,7 +52,8 @@ def audit(
 ) -> None:
     """Check in topics and store that nothing was lost, trained twice or broken.
 
-    Exit code 0 when the audit closes, 1 when it does not, 3 when the run cannot be read, so that there is no verdict.
+    Exit code 0 when the audit closes, 1 when it does not, 3 when the run or its objects cannot be read, so that there
+    is no verdict.
 
     The audit closes if every task concludes once per policy, every kept group is trained or evicted, every version
     follows from the one before it, and every published object exists and has the right hash.
@@ -66,8 +68,10 @@ def audit(
     with exit_without_verdict_on_error(), open_run(run, data, store=not no_store) as opened:
         found = report(opened.run, rests=opened.rests, deep=deep, use_store=not no_store)
         print_answer(found, audit_table, as_json=as_json)
-    if not found.ok:
+    if found.problems:
         raise typer.Exit(CHECK_FAILED)
+    if not found.ok:
+        raise typer.Exit(NO_VERDICT)
 
 
 def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name

@@ -141,8 +141,11 @@ def up(
     from headrace.infra.embedded.data_folder import data_folder_of
     from headrace.infra.recipe.recipe_file import load_recipe
     from headrace.ops.offline.offline_run import OfflineRequest, run_offline
+    from headrace.ops.summary_file import write_summary
 
     loaded = load_recipe(recipe, sets or ())
     folder = data_folder_of(f"{loaded.name}-offline", data).root
     log_quietly()
-    print_answer(run_offline(OfflineRequest(loaded, source, folder, summary)), run_page, as_json=False)
+    found = run_offline(OfflineRequest(loaded, source, folder, summary))
+    print_answer(found, run_page, as_json=False)
+    write_summary(summary, found)

@@ -63,11 +63,21 @@ class NoVerdict(HeadraceError):
 def print_answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool) -> None:
     """Print the result, as JSON or as a page."""
     if as_json:
-        from headrace.ops.plain_json import encode_json
-
-        typer.echo(encode_json(found))
+        print_json(found)
     else:
         open_console().print(page(found))
+
+
+def print_json(found: object) -> None:
+    """Print the result as JSON; when nobody reads it, the command still goes on to its own exit code."""
+    from headrace.ops.plain_json import encode_json
+
+    try:
+        typer.echo(encode_json(found))
+    except BrokenPipeError:
+        from headrace.app.cli.viewer import AnswerConsole
+
+        AnswerConsole().on_broken_pipe()
 
 
 def report_written(files: Iterable[Path]) -> None:
@@ -78,6 +88,8 @@ def report_written(files: Iterable[Path]) -> None:
 def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> Console:
     """Return a console that writes to standard output, as wide as the terminal.
 
+    When nobody reads its output any more, the command goes on without it, and ends with its own exit code.
+
     Args:
         outlives_reader: Whether the command continues without its page when nobody reads its output any more.
         on_stderr: Write to standard error instead.
@@ -85,10 +97,11 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
     from rich.console import Console
 
     from headrace.app.cli.streams import outlive_reader
+    from headrace.app.cli.viewer import AnswerConsole
 
-    stream = sys.stderr if on_stderr else sys.stdout
-    console = Console(file=outlive_reader(stream)) if outlives_reader else Console(stderr=on_stderr)
-    return _set_width(console)
+    if outlives_reader:
+        return _set_width(Console(file=outlive_reader(sys.stderr if on_stderr else sys.stdout)))
+    return _set_width(Console(stderr=True) if on_stderr else AnswerConsole())
 
 
 def open_viewer() -> Console:
@@ -120,7 +133,7 @@ def exit_without_verdict_on_error() -> Iterator[None]:
     """
     try:
         yield
-    except (UsageError, BrokenPipeError, typer.Exit, typer.Abort, CLICK_ERROR):
+    except (UsageError, typer.Exit, typer.Abort, CLICK_ERROR):
         raise
     except (HeadraceError, OSError) as error:
         raise NoVerdict(str(error)) from error

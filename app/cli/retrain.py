@@ -107,7 +107,7 @@ def _name_options(name: str, run: str | None, data: Path | None) -> str:
 
 def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: Sequence[str]) -> None:
     """Refuse options that are wrong for every run, before anything is started."""
-    from headrace.infra.recipe.recipe_file import check_trainer_words
+    from headrace.infra.recipe.trainer_words import check_trainer_words
 
     begin, end = span
     if begin is not None and end is not None and begin >= end:

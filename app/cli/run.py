@@ -19,6 +19,7 @@ from headrace.app.cli.options import (
     log_quietly,
     open_console,
     print_answer,
+    print_json,
     program_name,
     report_written,
 )
@@ -157,7 +158,6 @@ def check_engine(
     from headrace.app.views.engine_check_page import check_line
     from headrace.ops.engine_check.engine_check import EngineCheckRequest
     from headrace.ops.engine_check.engine_check import check_engine as check
-    from headrace.ops.plain_json import encode_json
 
     console, found = open_console(), []
     for one in check(EngineCheckRequest(loaded, policy, tolerance)):
@@ -165,7 +165,7 @@ def check_engine(
         if not as_json:
             console.print(check_line(one), highlight=False, soft_wrap=True)
     if as_json:
-        typer.echo(encode_json(found))
+        print_json(found)
     if any(one.verdict == "broken" for one in found):
         raise typer.Exit(CHECK_FAILED)
 

@@ -104,5 +104,5 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
     log_quietly()
     request = CollectionRequest(keep_versions, keep_checkpoints, duration_of(older_than), dry_run)
     with open_run(run, data, store=True) as opened:
-        found = command(opened.run, request, rests=opened.rests)
+        found = command(opened.run, request, rests=opened.is_alone)
         print_answer(found, gc_page, as_json=as_json)

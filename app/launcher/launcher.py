@@ -22,7 +22,6 @@ from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.launcher.look_before import check_before_start
 from headrace.app.launcher.redirected_log import redirect_log
 from headrace.app.views.say import say
-from headrace.infra.atomic_files import write_atomically
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, PLUG_INS_VARIABLE
@@ -351,16 +350,15 @@ class Launcher:
             self._supervisor.stop(timeout_s)
 
     def _summarize(self, run: Run, rest: str) -> bool:
-        """Write the summary file and show the summary, both from the topics; return whether the audit closes."""
+        """Show the summary and write its file, both from the topics; return whether the audit closes."""
         from headrace.app.views.closing import show_summary
         from headrace.ops.figures.summary import summarize
-        from headrace.ops.plain_json import encode_json
+        from headrace.ops.summary_file import write_summary
 
         assert self._notes is not None  # noqa: S101 - written by `run`
         summary = summarize(run, self._notes.effort, self._folder, rest)
-        if self._request.summary is not None:
-            write_atomically(self._request.summary, f"{encode_json(summary)}\n".encode())
         show_summary(summary, self._console, self._request.program, "" if self._folder.sweep() else self._request.again)
+        write_summary(self._request.summary, summary)
         return summary.audit.ok
 
     def _say(self, words: str) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.infra.embedded.data_folder import DataFolder
-from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.faults import collect_faults, list_doubts, refuse
 from headrace.ops.recipe_check import ask_of_run, examine, list_environments
+from headrace.ops.summary_file import check_summary_path
 from headrace.schemas.records import UsedEnvironment
 
 
@@ -29,15 +28,6 @@ def check_before_start(recipe: Recipe, folder: DataFolder, summary: Path | None)
     asked = ask_of_run(recipe, folder)
     faults = examine(asked)
     with collect_faults(faults):
-        _check_summary_path(summary)
+        check_summary_path(summary)
     refuse(faults)
     return Looked(tuple(list_doubts(faults)), list_environments(asked))
-
-
-def _check_summary_path(path: Path | None) -> None:
-    """Refuse an unwritable summary file before the run, not after it."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UsageError(f"the summary cannot be written to {path}: {folder} is not a writable folder")

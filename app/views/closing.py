@@ -132,32 +132,41 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
 def _suggest_continuing(summary: Summary, again: str) -> list[tuple[str, str]]:
     """Return ways to continue the training, each with its command."""
     if summary.ended == EARLY_STOP:
-        return [("continue training without early stopping", _change_command(again, "evaluate.stop_after", 0))]
+        return [("continue training without early stopping", _change_command(again, {"evaluate.stop_after": 0}))]
     if summary.ended != SOLVED:
-        return [("continue training from here", _change_command(again, "trainer.steps", 2 * summary.versions or 1))]
+        return [("continue training from here", _change_command(again, _double_steps(summary.policies)))]
     higher = round((1 + summary.feed.solved_share) / 2, 4)
     same = (
         "continue training with the same tasks until fewer of them are useful",
-        _change_command(again, "feed.solved_share", higher),
+        _change_command(again, {"feed.solved_share": higher}),
     )
     harder = "continue training with harder tasks, if the environment has a harder tier"
     raised = summary.feed.raise_tier
-    return [same] if raised else [(harder, _change_command(again, "feed.raise_tier", "true")), same]
+    return [same] if raised else [(harder, _change_command(again, {"feed.raise_tier": "true"})), same]
 
 
-def _change_command(again: str, key: str, value: object) -> str:
-    """Return the command that resumes with one key changed, without its old value and without --summary."""
+def _double_steps(policies: Mapping[str, PolicySummary]) -> dict[str, int]:
+    """Return the keys of steps that these policies obey, and twice the versions that they have; 1 before the first."""
+    own = {name: block.versions for name, block in policies.items() if block.has_own_steps and block.versions}
+    shared = max((block.versions for name, block in policies.items() if name not in own), default=0)
+    doubled = {"trainer.steps": 2 * shared or 1} if shared or not own else {}
+    return doubled | {f"policies.{name}.trainer.steps": 2 * versions for name, versions in own.items()}
+
+
+def _change_command(again: str, changes: Mapping[str, object]) -> str:
+    """Return the command that resumes with some keys changed, without their old values and without --summary."""
     words, kept = shlex.split(again), []
     while words:
         word = words.pop(0)
         option, joined, setting = word.partition("=")  # --set=KEY=VALUE, beside --set KEY=VALUE
         if option in ("--set", "--summary") and (joined or words):
             setting = setting if joined else words.pop(0)
-            if option == "--set" and not setting.startswith(f"{key}="):
+            if option == "--set" and setting.partition("=")[0] not in changes:
                 kept += [option, setting]
         elif word != "--new-recipe":
             kept.append(word)
-    return shlex.join([*kept, "--set", f"{key}={value}", "--new-recipe"])
+    sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    return shlex.join([*kept, *sets, "--new-recipe"])
 
 
 def _build_facts_table(summary: Summary) -> Table:

@@ -150,15 +150,19 @@ class LivePage:
 
     @property
     def awaited_evaluations(self) -> tuple[str, ...]:
-        """Evaluations of the last version of a policy that are still to come, in words, by workflow."""
+        """Evaluations of the last version of a policy that are still to come, in words, by workflow.
+
+        A workflow of which a policy has no version cannot be played.
+        """
         recipe = self._run.recipe
-        if not recipe.evaluate.every or self.ended != "steps":
+        if not recipe.evaluate.every or not self.ended:
             return ()
         done = {(one.workflow, one.policy, one.version) for one in self._figures.evals}
         newest = {policy: pulse.newest_published for policy, pulse in self._pulse.policies.items()}
         return tuple(
             f"{policy} at version {newest[policy]} on {workflow}"
             for workflow in recipe.workflows
+            if all(newest[policy] >= 0 for policy in recipe.policies_of(workflow))
             for policy in recipe.policies_of(workflow)
             if (workflow, policy, newest[policy]) not in done
         )

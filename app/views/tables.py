@@ -196,7 +196,11 @@ def _describe_replays(policy: str, counts: PolicyAudit) -> str:
 
 
 def _describe_reading(audit: AuditReport) -> str:
-    store = {"checked": f"{audit.objects} objects", "left out": "no objects (--no-store)", "away": "no objects"}
+    store = {
+        "checked": f"{audit.objects} objects",
+        "left out": "no objects (--no-store)",
+        "away": f"{audit.objects} objects",
+    }
     text = f"{audit.records:,} records read at {audit.records_per_s:,}/s, {store[audit.store]}"
     if deep := audit.deep:
         text += f"; {deep.records:,} groups decoded at {deep.records_per_s:,}/s"
@@ -217,12 +221,16 @@ def _show_verdict(audit: AuditReport) -> list[RenderableType]:
             "chain of weights is whole."
         )
         return [Text(good, style="green")]
+    if not audit.problems:
+        return [Text(f"No verdict: {audit.unchecked}", style="yellow")]
     bad = f"The audit does not close: {audit.lost} lost, {audit.doubled} doubled"
     chain = "" if audit.weights_chain_ok else ", and the chain of weights is broken"
     found: list[RenderableType] = [Text(f"{bad}{chain}.", style="bold red")]
     found += [Text(f"  {problem}") for problem in audit.problems]
     if audit.more_problems:
         found.append(Text(f"  and {audit.more_problems} more"))
+    if audit.unchecked:
+        found.append(Text(f"  {audit.unchecked}", style="yellow"))
     return found
 
 

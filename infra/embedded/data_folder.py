@@ -20,9 +20,13 @@ HOME = Path(".headrace")
 SWEPT, SUMMARY = "recipe.json", "summary.json"
 """Files in a run's folder below that of a sweep: its request, which only `headrace compare` writes, and what
 came of it, once it is done."""
-UP = "`headrace up`"
+UP, COMPARING = "`headrace up`", "`headrace compare`"
 LOOKING = "a look, such as `headrace status`,"
-"""Who holds a folder: the launcher, or a command that looks at a stopped run."""
+CLEANING, REPLAYING = "`headrace clean`", "`headrace replay`"
+"""Who holds a folder: a launcher, or a command on a stopped run."""
+LAUNCHERS = frozenset({UP, COMPARING})
+RESTING = frozenset({LOOKING, CLEANING, REPLAYING})
+"""Holders under which no process of a run plays, curates or trains."""
 
 
 class FolderInUse(HeadraceError):

@@ -8,7 +8,6 @@ also lists, are replaced. A table with another `use` is replaced too, since its 
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from headrace.infra.environment import (
+    ACCESS_KEY_VARIABLE,
+    AWS_CREDENTIALS_VARIABLE,
+    KAFKA_CLIENT_VARIABLE,
+    SECRET_KEY_VARIABLE,
+)
 from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
 from headrace.infra.recipe.plug_ins import look_in
@@ -29,7 +34,6 @@ from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 SET = "--set"
 SWEEP = "sweep.toml"
 """Name of the sweep file in a folder of recipes; it is not a recipe."""
-TRAINERS = re.compile(r"((policies|shadows)\.[^.=]+\.)?trainer\.")
 WORDS = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a table"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
@@ -40,8 +44,14 @@ WORDS = {
 """Messages for kinds of pydantic errors."""
 MOST_SHOWN = 80
 """Most quoted characters of a wrong value."""
-CLIENT = ["kafka", "client"]
-"""The table whose values are never shown, because they may be secrets."""
+SECRET_TABLES = (["kafka"], ["kafka", "client"], ["store"])
+"""Tables that are never shown whole, because they may hold secrets; no value of the second one is ever shown."""
+SECRET_HINTS = {
+    "access_key": f"set {ACCESS_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
+    "secret_key": f"set {SECRET_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
+    "password": f"set {KAFKA_CLIENT_VARIABLE} to a JSON object, or to the path of a file that holds it",
+}
+"""Unknown key to the way to give its value."""
 Table = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
@@ -135,15 +145,6 @@ def replace_chain(recipe: Recipe, path: Path) -> Recipe:
 
 def _refuse_beside_chain(curate: Any) -> list[str]:
     return [f"curate.{key}" for key in curate if key != "chain"] if isinstance(curate, dict) else []
-
-
-def check_trainer_words(sets: Sequence[str]) -> None:
-    """Raise UsageError for an `a.b=c` word that changes more than a trainer, as it would need other rollouts."""
-    for word in sets:
-        if not TRAINERS.match(word):
-            raise UsageError(
-                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be set here; others need rollouts"
-            )
 
 
 def list_shipped_recipes() -> dict[str, Traversable]:
@@ -247,11 +248,12 @@ def _set(draft: Draft, word: str) -> None:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise UsageError(f"{SET} {word}: write {SET} table.key=value, as in {SET} trainer.steps=40")
-    if keys[:2] == CLIENT:
-        word = f"{path}=…"  # the value may be a secret in a wrong form
+    masked = f"{path}=…"  # the value may be a secret in a wrong form, or in a wrong place
+    if keys[:2] in SECRET_TABLES or "@" in text:
+        word = masked
     table: Any = draft.table
     for depth in range(len(keys)):
-        _check_name(draft, keys[: depth + 1], word)
+        _check_name(draft, keys[: depth + 1], masked)
     for key in keys[:-1]:
         table = _step(table, key, word)
     value = _value_of(text)
@@ -371,7 +373,7 @@ def _describe_fault(error: ErrorDetails) -> str:
 def describe_value(error: ErrorDetails) -> str:
     """Describe a wrong value; quote it unless it may be a secret or is already in the message."""
     fault = _describe_words(error)
-    is_masked = [*error["loc"][:2]] == CLIENT or isinstance(error.get("ctx", {}).get("error"), MaskedValueError)
+    is_masked = [*error["loc"][:2]] in SECRET_TABLES or isinstance(error.get("ctx", {}).get("error"), MaskedValueError)
     is_said = isinstance(error["input"], Mapping) or repr(error["input"])[:40] in fault
     return fault if is_masked or is_said else f"{fault}, got {_cut(repr(error['input']))}"
 
@@ -396,6 +398,8 @@ def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) ->
     """Return the message for an unknown key, with the nearest known key and the allowed keys."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
     hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
+    if secret := SECRET_HINTS.get(key):
+        hint = f"it is no key of a recipe, which every reader of the recipe topic sees: {secret}."
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
     return f"{unknown} {table} has {', '.join(sorted(allowed)) or 'none here'}"
 

@@ -155,10 +155,10 @@ class RunAccount:
                 stream, number, which = use
                 numbers.mark_evicted(stream, number, which, verdict)
         if version >= 0:
-            chain.fold_batch(version, ChainLink(epoch, base, result, where))
-            self.batches[policy_variant].fold_batch(
-                BatchFacts(version, epoch, revision, len(groups), fingerprint, where)
-            )
+            batches = self.batches[policy_variant]
+            link = ChainLink(epoch, base, result, where)
+            chain.fold_batch(version, link, is_last=batches.is_last(version, revision))
+            batches.fold_batch(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
         verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
         reported = [fields.position(position) for position in positions]
         for group in groups:

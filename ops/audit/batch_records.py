@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
 
 
 class BatchFacts(NamedTuple):
@@ -48,8 +48,7 @@ class BatchRecords:
                 f"{name} was trained under recipe revision {facts.revision}, but the version before it under the later "
                 f"one {before.revision}: {facts.where}"
             )
-        known = 0 <= facts.revision < len(self._trainers)
-        trainer = self._trainers[facts.revision] if known else None
+        trainer = self._find_trainer(facts.revision)
         if trainer is None:
             self._wrong.append(
                 f"{name} was trained under recipe revision {facts.revision}, which is missing or does not name "
@@ -63,6 +62,15 @@ class BatchRecords:
             )
         if facts.version % trainer.checkpoint_every == 0 or facts.version == trainer.steps:
             self._checkpoints[facts.version] = facts.where
+
+    def is_last(self, version: int, revision: int) -> bool:
+        """Return whether a version is the last one by a recipe revision."""
+        trainer = self._find_trainer(revision)
+        return trainer is not None and version == trainer.steps
+
+    def _find_trainer(self, revision: int) -> TrainerSettings | None:
+        """Return the trainer's settings by a recipe revision; None if it is missing or does not name the variant."""
+        return self._trainers[revision] if 0 <= revision < len(self._trainers) else None
 
     def problems(self, checkpoints: Iterable[int]) -> Iterator[str]:
         """Yield what is wrong.

@@ -52,6 +52,7 @@ class AuditReport:
     """The verdict on a run, and how much was read for it."""
 
     ok: bool
+    """Whether the audit closes: there are no problems, and no objects are left unchecked by a store that is away."""
     run: str
     source: str
     """Run whose groups an offline experiment trained; empty for any other run."""
@@ -78,6 +79,8 @@ class AuditReport:
     """Stream to (recipe revision, first number issued under it)."""
     store: str
     """checked | left out | away."""
+    unchecked: str
+    """Why not all objects could be checked, which is no problem of the run; empty otherwise."""
     objects: int
     """Number of objects that were checked."""
     objects_seconds: float

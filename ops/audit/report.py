@@ -45,7 +45,7 @@ def report(
         log: Log to read; None for the run's cluster.
 
     Raises:
-        KafkaAway, KafkaRefused: The topics cannot be read. An unreachable store is only a problem in the report.
+        KafkaAway, KafkaRefused: The topics cannot be read. An unreachable store is told in the report, as `unchecked`.
     """
     with TemporaryDirectory(prefix="headrace-audit-") as folder:
         request = AuditRequest(rests and not run.recipe.kafka.bootstrap, deep, use_store)

@@ -45,8 +45,10 @@ class WeightsChain:
         """Problems with positions that went back."""
         self._curated = curated
         self._batches: dict[int, ChainLink] = {}
-        self._unmarked = ""
-        """Position of the newest event if it is the recipe's last version, but not marked as final."""
+        self._made_last: set[int] = set()
+        """Versions that were the last ones by the recipe under which they were made."""
+        self._unmarked: tuple[int, str] | None = None
+        """Version and position of the newest event if it is the recipe's last version, but not marked as final."""
         self._events: dict[int, ChainLink] = {}
         self._bases: dict[int, int] = {}
         """Version that is published as a delta to the version that the delta is based on."""
@@ -63,13 +65,15 @@ class WeightsChain:
         self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
         """The trainer's positions at the newest versions, oldest first."""
 
-    def fold_batch(self, version: int, link: ChainLink) -> None:
-        """Take in a record that made a version."""
+    def fold_batch(self, version: int, link: ChainLink, *, is_last: bool = False) -> None:
+        """Take in a record that made a version; `is_last` by the recipe revision of the record."""
         self._add_link(self._batches, version, link, "was trained")
+        if is_last:
+            self._made_last.add(version)
 
     def fold_event(self, version: int, link: ChainLink, base_version: int = -1, *, final: bool = False) -> None:
         """Record that a version is published: as a delta if `base_version` is a version; `final` if it is the last."""
-        self._unmarked = link.where if version == self.steps and not final else ""
+        self._unmarked = (version, link.where) if version == self.steps and not final else None
         self._anchors[version] = self._anchor
         before = self._begun.get(version) or self._events.get(version)
         is_newest = version == next(reversed(self._events), -1)
@@ -206,8 +210,9 @@ class WeightsChain:
         """
         found = Problems()
         found.extend(self.broken)
-        if self._unmarked:
-            found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked}")
+        # A later recipe may end the run at a version that was published when it was not the last one.
+        if self._unmarked and self._unmarked[0] in self._made_last:
+            found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked[1]}")
         here = (*self._find_gaps(), *self._find_cuts(), *self._find_wrong_bases())
         for what in (*here, *self._find_disagreements(still=still), *self._find_left_out(still=still, over=over)):
             found.add_sentence(what)

@@ -78,6 +78,8 @@ class WholeAudit:
     other: Problems = field(default_factory=Problems)
     store: str = "left out"
     """checked | left out | away."""
+    unchecked: str = ""
+    """Why no further objects are checked; empty otherwise."""
 
     @classmethod
     def of(cls, run: Run, request: AuditRequest, folder: Path, log: AuditedLog) -> WholeAudit:
@@ -209,7 +211,7 @@ class WholeAudit:
         """Take in messages that name objects, and check the objects of this run."""
         for message in messages:
             counts, kind = self.fold.fold_message(message), self._find_kind_with_objects(message)
-            if not counts or kind is None or self.objects is None:
+            if not counts or kind is None or self.objects is None or self.unchecked:
                 continue
             try:
                 for what in self.objects.check(message, kind):
@@ -224,10 +226,11 @@ class WholeAudit:
         return CheckpointPointer if any(message.key.startswith(prefix) for prefix in pointers) else None
 
     def _stop_checking_objects(self, why: str) -> None:
-        self.objects, self.store = None, "away"
+        """Check no further objects. This is no problem of the run; `objects` keeps what it found before."""
+        self.store = "away"
         if self.deep is not None:
             self.deep.objects = None
-        self.broken.add_sentence(
+        self.unchecked = (
             f"the object store cannot be read, so no further objects are checked (--no-store skips it): {why}"
         )
 
@@ -291,7 +294,7 @@ def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bo
     seconds = max(one.log.seconds - (one.deep.rates.seconds if one.deep else 0.0) - objects_s, 1e-9)
     digests = {variant: one.curated[one.run.topics.curated(variant)] for variant in one.run.recipe.policy_variants}
     return AuditReport(
-        ok=not named,
+        ok=not named and not one.unchecked,
         run=one.run.address.run,
         source=one.newest.source,
         tasks=found.tasks,
@@ -308,6 +311,7 @@ def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bo
         curated={variant: CuratedCounts(d.kept, d.again, d.sha256) for variant, d in digests.items()},
         revisions=one.fold.account.begins,
         store=one.store,
+        unchecked=one.unchecked,
         objects=one.objects.count if one.objects else 0,
         objects_seconds=round(objects_s, 3),
         records=one.log.records,

@@ -196,7 +196,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
     Returns the result of each policy, as lines of text; none if `stop` was set.
     """
     run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
-    if opened.rests:  # its store was started for this command, and its address may differ from the recipe's
+    if opened.is_alone:  # its store was started for this command, and its address may differ from the recipe's
         run = replace(run, store_address=opened.run.store_address)
     policies = [run.resolve(policy)] if policy else list(run.recipe.policies)
     with closing(Compactor(run, policies, every, stop)) as compactor:

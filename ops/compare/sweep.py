@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from headrace.infra.archive.reading import Archive
 from headrace.infra.atomic_files import write_atomically
-from headrace.infra.embedded.data_folder import SUMMARY, SWEPT, DataFolder, RunNotes
+from headrace.infra.embedded.data_folder import COMPARING, SUMMARY, SWEPT, DataFolder, RunNotes
 from headrace.infra.embedded.servers import ReportLine, Servers
 from headrace.infra.environment import (
     ACCESS_KEY_VARIABLE,
@@ -116,7 +116,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
     """
     folder = DataFolder(data)
     run_folders = {run.name: find_run_folder(data, run) for run in runs}
-    with folder.hold("`headrace compare`"), interrupt_on_signals():
+    with folder.hold(COMPARING), interrupt_on_signals():
         _check_folder(sweep, folder)
         source = _identify_archive(sweep)
         _check_same(runs, run_folders, source)

@@ -131,7 +131,8 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
 
     With `at_once` it answers before a version is overdue, because the run is given up.
     """
-    candidates = [_Stand(seen, around, now_ms, one) for one in seen.recipe.policy_variants]
+    played = [one for one in seen.recipe.policy_variants if seen.recipe.workflows_of(policy_of(one))]
+    candidates = [_Stand(seen, around, now_ms, one) for one in played]
     candidates = [one for one in candidates if one.version < seen.recipe.trainer_of(one.policy_variant).steps]
     soon = [found for one in candidates for found in (one.explain_failing(), one.explain_unreachable()) if found]
     if whole := [found for found in soon if not found.in_part]:

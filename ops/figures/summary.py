@@ -91,6 +91,8 @@ class PolicySummary:
     progress: tuple[tuple[int, int, float], ...]
     """(version, trajectories, seconds): the effort until the version was made."""
     lengths: Lengths
+    has_own_steps: bool = False
+    """Whether the recipe sets `trainer.steps` of this policy itself, so that `[trainer]` does not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +162,11 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
     proof, rates, feed = _audit_end(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
     fates = discards(run, None).policies
     policies = {
-        policy: summarize_policy(figures, policy, fold.seconds_to_versions(policy), fates[policy])
-        for policy in run.recipe.policies
+        name: replace(
+            summarize_policy(figures, name, fold.seconds_to_versions(name), fates[name]),
+            has_own_steps="steps" in policy.trainer,
+        )
+        for name, policy in run.recipe.policies.items()
     }
     only = next(iter(policies.values())) if len(policies) == 1 else None
     return Summary(

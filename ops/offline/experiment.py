@@ -19,8 +19,9 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import hash_sources, trainer_plug_ins
-from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
+from headrace.infra.recipe.recipe_file import change_recipe
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.trainer_words import check_trainer_words, select_trainer_words
 from headrace.infra.run.revisions import build_revision, find_differences, read_known_revisions, write_revision
 from headrace.infra.run.run import Run, find_groups_run, join, read_revisions
 from headrace.ops.offline.retrain import ComparedVersion, Fingerprints, VersionSpan, cut_into_stretches, restore_learner
@@ -141,8 +142,11 @@ def _mean_and_last(batches: Sequence[BatchTrained], name: str) -> tuple[float, f
 def _prepare_run(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     """Return the new run, after writing its missing topics and recipe revisions: one for each of the source's."""
     check_trainer_words(sets)
-    recipes = [change_recipe(recipe, into, sets) for recipe in run.revisions]
-    for recipe in recipes:
+    *earlier, newest = run.revisions
+    recipes = [change_recipe(recipe, into, select_trainer_words(recipe, sets)) for recipe in earlier]
+    recipes.append(change_recipe(newest, into, sets))
+    trained = [recipe for recipe in recipes if policy in recipe.policy_variants]  # a later revision may have added it
+    for recipe in trained:
         check_advantage(recipe, policy)
         check_loss(recipe, policy)
     address = RunAddress(run.connection, into)
@@ -156,7 +160,7 @@ def _prepare_run(run: Run, policy: str, into: str, sets: Sequence[str]) -> Run:
     for number, recipe in enumerate(recipes):
         if number in known:
             continue
-        plug_ins = hash_sources(trainer_plug_ins(recipe.trainer_of(policy)))
+        plug_ins = hash_sources(trainer_plug_ins(recipe.trainer_of(policy))) if recipe in trained else {}
         revision = replace(build_revision(run_id, number, recipe, store), source=run.address.run, plug_ins=plug_ins)
         write_revision(address.connection, topics.recipe, revision)
     return join(address)

@@ -32,6 +32,7 @@ from headrace.ops.figures.summary import Lengths
 from headrace.ops.offline.held_out import evaluate
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.plain_json import encode_json, plain
+from headrace.ops.summary_file import check_summary_path
 
 log = structlog.get_logger()
 
@@ -115,15 +116,17 @@ class OfflineSummary:
 
 
 def run_offline(request: OfflineRequest) -> OfflineSummary:
-    """Curate, train and evaluate; return a summary like that of a run.
+    """Curate, train and evaluate; return a summary like that of a run, which the caller writes to `request.summary`.
 
     `trajectories` counts every use of a trained trajectory. There is no training reward and no audit, because nothing
     was played. `ignored` are the keys of the recipe that have no effect on an archive.
 
-    Raises UsageError for a recipe with other policies than the archive's, or with a selector, and for a folder that
-    holds a run or another experiment; FolderInUse; and what `curate_offline`, `train_offline` and `evaluate` raise.
+    Raises UsageError for a summary file that cannot be written, for a recipe with other policies than the archive's, or
+    with a selector, and for a folder that holds a run or another experiment; FolderInUse; and what `curate_offline`,
+    `train_offline` and `evaluate` raise.
     """
-    recipe, clock = request.recipe, _WallClock(request.data / SECONDS)
+    recipe, clock = request.recipe, _WallClock(request.data)
+    check_summary_path(request.summary)
     if len(recipe.policies) > 1:
         raise UsageError(
             "the recipe has several policies: train one of them with `headrace offline train --policy NAME`"
@@ -144,26 +147,25 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
         curated = _curate(request, policy, clock)
         trained = _train(request, policy, clock)
         held_out = _evaluate(request, policy, asked, trained.newest, clock)
-        found = replace(
+        return replace(
             _build_summary(asked, policy, (curated, trained, held_out), _read_batches(request)),
             wall_s=round(clock.seconds, 1),
             ignored=tuple(line for line in find_differences(asked, recipe) if not line.startswith(ELSEWHERE)),
             data=OfflineData(str(request.data), request.archive),
         )
-        if request.summary is not None:
-            write_atomically(request.summary, encode_json(found).encode())
-    return found
 
 
 class _WallClock:
     """Measures how long an experiment has taken, over all its commands.
 
-    A command that was killed counts up to the last step that it finished.
+    A command that was killed counts up to the last step that it finished. Seconds in a folder without an experiment are
+    those of another one, and do not count.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._began = path, time.monotonic()
-        self._before = float(json.loads(path.read_text())) if path.exists() else 0.0
+    def __init__(self, data: Path) -> None:
+        self._path, self._began = data / SECONDS, time.monotonic()
+        has_begun = self._path.exists() and (data / f"{EXPERIMENT}.json").exists()
+        self._before = float(json.loads(self._path.read_text())) if has_begun else 0.0
 
     @property
     def seconds(self) -> float:

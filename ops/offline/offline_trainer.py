@@ -16,8 +16,9 @@ from headrace.infra.environment import is_single_process
 from headrace.infra.errors import UsageError
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import newest_sources, trainer_plug_ins, warn_of_differing_sources
-from headrace.infra.recipe.recipe_file import change_recipe, check_trainer_words
+from headrace.infra.recipe.recipe_file import change_recipe
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.trainer_words import check_trainer_words, select_trainer_words
 from headrace.infra.run.revisions import find_differences, replace_experiment
 from headrace.infra.weights.files import ADAPTER_WEIGHTS
 from headrace.infra.weights.folder import write_adapter, write_weights
@@ -207,19 +208,22 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
             "it with `headrace archive`, or make them with `headrace offline curate`"
         )
     asked = [replace_experiment(recipe, request.like) if request.like else recipe for recipe in before]
-    recipes = [change_recipe(recipe, recipe.name, _list_changes(recipe, policy, request)) for recipe in asked]
+    changes = [_list_changes(recipe, policy, request) for recipe in asked]
+    changes[:-1] = map(select_trainer_words, asked[:-1], changes[:-1])
+    recipes = [change_recipe(recipe, recipe.name, words) for recipe, words in zip(asked, changes, strict=True)]
     for recipe in recipes:
-        check_advantage(recipe, policy)
-        check_loss(recipe, policy)
+        if policy in recipe.policies:
+            check_advantage(recipe, policy)
+            check_loss(recipe, policy)
     warn_of_differing_sources(newest_sources(recorded), trainer_plug_ins(recipes[-1].trainer_of(policy)))
     return policy, before[-1], recipes
 
 
-def _list_changes(recipe: Recipe, policy: str, request: TrainingRequest) -> tuple[str, ...]:
+def _list_changes(recipe: Recipe, policy: str, request: TrainingRequest) -> list[str]:
     if request.steps is None:
-        return tuple(request.sets)
-    own = f"policies.{policy}." if "steps" in recipe.policies[policy].trainer else ""
-    return (*request.sets, f"{own}trainer.steps={request.steps}")
+        return [*request.sets]
+    has_own = policy in recipe.policies and "steps" in recipe.policies[policy].trainer
+    return [*request.sets, f"{f'policies.{policy}.' if has_own else ''}trainer.steps={request.steps}"]
 
 
 def _explain_no_version(archive: Archive, learner: Learner, counts: RecordCounts) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.infra.archive.reading import Archive
-from headrace.infra.embedded.data_folder import DataFolder, RunNotes
+from headrace.infra.embedded.data_folder import REPLAYING, DataFolder, RunNotes
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.embedded.store_server import EmbeddedStore
@@ -161,7 +161,7 @@ def _open_target(archive: Archive, newest: RecipeRevision, into: str | None, dat
         return
     folder = DataFolder(data or Path())
     with ExitStack() as started:
-        started.enter_context(folder.hold("`headrace replay`"))
+        started.enter_context(folder.hold(REPLAYING))
         notes = folder.read()
         if notes is not None and (notes.run, notes.run_id) != (run, archive.manifest.run_id):
             raise UsageError(

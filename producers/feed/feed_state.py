@@ -39,6 +39,8 @@ from headrace.schemas.topics import is_eval
 
 log = structlog.get_logger()
 
+EARLY_ENDS = ("solved", "early_stop")
+"""Ends of a run before its last step, so that its newest version may not be due for evaluation."""
 MOST_TASKS = 256
 """Most training tasks planned in one turn, and so in one transaction; evaluation tasks are added to these."""
 
@@ -172,6 +174,8 @@ class FeedState:
 
     def plan(self) -> list[Planned]:
         """Return the tasks to issue now: due evaluations, and training tasks while there is room."""
+        if self.ended in EARLY_ENDS:  # a trainer that has begun a version publishes it after this end
+            self.evaluations.close()
         found = self._plan_evaluations()
         if self.ended:
             return found
@@ -215,7 +219,7 @@ class FeedState:
         The end is announced when the last versions are published and their evaluations are planned.
         """
         why = "" if self.ended else self.pacing.end_reason() or ("early_stop" if self._has_stopped_rising() else "")
-        if why in ("solved", "early_stop"):
+        if why in EARLY_ENDS:
             self.evaluations.close()
         if not why or not self.evaluations.is_settled:
             return ""

@@ -848,6 +848,19 @@ def test_a_delta_names_the_nearest_anchor_and_the_last_version_is_marked_as_such
     ]
 
 
+def test_a_version_that_became_the_last_one_by_a_later_recipe_needs_no_mark_and_one_made_as_the_last_does() -> None:
+    lowered = RECIPE.model_copy(update={"trainer": RECIPE.trainer.model_copy(update={"steps": 3})})
+    for revision, unmarked in ((0, []), (1, ["the last version of solver is not marked as final"])):
+        log = clean()
+        log.batch(3, revision=revision)
+        log.weights(3)
+        fold = AuditFold("r", lowered, [RECIPE, lowered])
+        for message in log.messages:
+            fold.fold_message(message)
+        fold.close()
+        assert [what.partition(":")[0] for what in says(fold.account.audit(STILL))] == unmarked
+
+
 def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_last() -> None:
     log = clean()
     log.batch(3)

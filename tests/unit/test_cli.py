@@ -55,6 +55,7 @@ class Found:
     """What a tool finds, as far as a command looks at it."""
 
     ok: bool = True
+    problems: tuple[str, ...] = ()
     comparable: bool = True
     versions: tuple[Any, ...] = ()
     refused: tuple[int, ...] = ()
@@ -166,7 +167,8 @@ OFFLINE = {
 """Words after `headrace offline` to the function that they call and its first arguments."""
 
 
-def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # for the summary
     monkeypatch.setattr("headrace.infra.archive.reading.Archive", lambda _: None)
     monkeypatch.setattr("headrace.app.cli.offline.print_answer", lambda *_given, **_more: None)
     for words, (target, expected) in OFFLINE.items():
@@ -178,6 +180,18 @@ def test_an_offline_command_and_its_old_spelling_call_the_same(monkeypatch: pyte
             assert result.exit_code == 0, result.output
 
         assert [given[: len(expected)] for given in seen] == [expected, expected]
+    assert Path("s.json").exists()
+
+
+def test_the_page_of_an_experiment_is_shown_even_if_its_summary_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("headrace.ops.offline.offline_run.run_offline", lambda _: "what came of it")
+    monkeypatch.setattr("headrace.app.cli.offline.print_answer", lambda found, *_, **__: shown.append(found))
+    words = ["offline", "up", "arithmetic", "--from", "a", "--summary", str(tmp_path)]
+    assert CliRunner().invoke(cli.app, words).exit_code != 0
+    assert shown == ["what came of it"]
 
 
 def test_a_wrong_recipe_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,8 +284,9 @@ def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_clos
     assert refused(capsys, "audit", "--run", ADDRESS) == (3, "error: the broker is away: start it\n")
 
     monkeypatch.setattr(opened_run, "open_run", lambda *_given, **_more: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, **_more: Found(ok=False))
-    assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == 1
+    for found, code in ((Found(), 0), (Found(ok=False, problems=("1 lost",)), 1), (Found(ok=False), 3)):
+        monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_given, found=found, **_more: found)
+        assert CliRunner().invoke(cli.app, ["audit", "--run", ADDRESS, "--json"]).exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -387,6 +402,20 @@ def test_the_answer_is_printed_before_the_servers_stop(monkeypatch: pytest.Monke
     for words, tool in LOOKS.items():
         monkeypatch.setattr(tool, lambda *_given, **_more: Found())
         assert CliRunner().invoke(cli.app, [*words, "--run", ADDRESS, "--json"]).output.splitlines()[-1] == "stopped"
+
+
+def test_only_a_command_that_is_alone_with_a_run_knows_that_nothing_is_written_to_its_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(
+        "headrace.ops.retention.collector.command", lambda *_given, rests: (told.append(rests), Found())[1]
+    )
+    for is_alone in (True, False):
+        opened = OpenedRun(RUN, rests=True, is_alone=is_alone)
+        monkeypatch.setattr(opened_run, "open_run", lambda *_given, opened=opened, **_more: nullcontext(opened))
+        assert CliRunner().invoke(cli.app, ["gc", "--run", ADDRESS, "--json"]).exit_code == 0
+    assert told == [True, False]
 
 
 def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
@@ -563,8 +592,9 @@ def test_an_up_that_cannot_be_is_refused_before_the_run(capsys: pytest.CaptureFi
         code, said = refused(capsys, *up)
     assert (code, f"headrace status --data {tmp_path}" in said) == (1, True)
 
-    code, said = refused(capsys, *up, "--summary", str(summary))
-    assert (code, str(summary) in said) == (2, True)
+    for path in (summary, tmp_path):
+        code, said = refused(capsys, *up, "--summary", str(path))
+        assert (code, f"the summary cannot be written to {path}" in said) == (2, True)
 
     DataFolder(tmp_path).write(RunNotes("other", "127.0.0.1:1", embedded_kafka=True))
     code, said = refused(capsys, *up)

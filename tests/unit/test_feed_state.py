@@ -351,6 +351,18 @@ def test_a_run_whose_held_out_reward_rises_no_more_ends_when_its_newest_version_
     assert again.end() == "", "who goes on with it has all evaluations before it again"
 
 
+def test_a_version_that_is_published_while_a_run_ends_early_is_evaluated_too() -> None:
+    feed = state(steps=9)
+    for policy in ("solver", "judge"):
+        feed.fold_weights(version(policy, 0))
+    feed.pacing.closed |= {"sums", "debate"}
+    feed.plan()
+    assert feed.end() == "solved"
+    feed.fold_weights(version("solver", 1))  # its trainer had begun it; it would be due only at version 2
+    assert {(one.task.purpose, one.task.versions["solver"]) for one in feed.plan()} == {("eval", 1)}
+    assert feed.plan() == []
+
+
 def test_solved_tasks_raise_the_tier_where_there_is_one_and_the_recipe_asks_for_it() -> None:
     unasked, feed = state(Tiered), climbing()
     answer_all(unasked, "sums", 1.0)

@@ -309,8 +309,9 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
 
 
 @pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("why", ["steps", "solved", "early_stop"])
 def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_each_episode_of_it_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
+    why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def at_work(state: str, episodes: int) -> tuple[str, WorkerStatus]:
         status = WorkerStatus(
@@ -319,7 +320,7 @@ def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_eac
         return RECIPE.topics.workers, status
 
     result = EvalResult(run_id="run-1", policy="solver", workflow="sums", version=80)
-    ended = RecipeRevision(run_id="run-1", revision=0, recipe=RECIPE.to_json(), ended="steps")
+    ended = RecipeRevision(run_id="run-1", revision=0, recipe=RECIPE.to_json(), ended=why)
     topics = RECIPE.topics
     past(
         monkeypatch,
@@ -340,6 +341,20 @@ def test_the_evaluation_of_the_last_version_is_awaited_until_it_is_there_and_eac
     missing = ("solver at version 80 on sums",)
     assert seen == [((), False), (missing, False), (missing, True), (missing, False), ((), False)]
     assert len({repr(one) for one in work[1:]}) == 4
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_no_evaluation_is_awaited_that_cannot_be_played_because_a_policy_has_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = RecipeRevision(run_id="run-1", revision=0, recipe=RECIPE.to_json(), ended="solved")
+    past(monkeypatch, (RECIPES, ended), published(0), all_new=True)
+    screen = Screen(terminal=False)
+    seen = []
+    for _ in range(2):
+        screen.shown_after(1)
+        seen.append((screen.page.ended, screen.page.awaited_evaluations))
+    assert seen == [("solved", ()), ("solved", ("solver at version 0 on sums",))]
 
 
 @pytest.mark.usefixtures("_at_once")

@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 from made_recipes import sums_recipe
 
+from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import UsageError
+from headrace.ops.cleaning import clean_folder
 from headrace.ops.offline import offline_run
 from headrace.ops.offline.held_out import Measured
 from headrace.ops.offline.offline_run import (
@@ -59,6 +61,12 @@ def test_an_archive_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) ->
     assert not (tmp_path / "data").exists()
 
 
+def test_a_summary_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "summary.json"):
+        with pytest.raises(UsageError, match="the summary cannot be written to"):
+            run_offline(OfflineRequest(RECIPE, str(tmp_path / "nosuch"), tmp_path / "data", path))
+
+
 def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path: Path) -> None:
     archive = cast("Any", SimpleNamespace(root="a", manifest=SimpleNamespace(to_bytes=lambda: b"")))
     request = OfflineRequest(RECIPE, "a", tmp_path)
@@ -81,7 +89,7 @@ def test_a_version_that_failed_in_one_workflow_has_no_held_out_reward_until_it_i
         rewards = {"hard": hard[folders["solver"].name], "easy": 0.8}
         return {name: {"solver": Measured(4, 1, reward, None, {}, 1.0, 0, {})} for name, reward in rewards.items()}
 
-    clock = _WallClock(tmp_path / "seconds.json")
+    clock = _WallClock(tmp_path)
 
     def curve() -> list[list[float]]:
         return _evaluate(OfflineRequest(RECIPE, "a", tmp_path), "solver", RECIPE, 2, clock)
@@ -96,7 +104,22 @@ def test_a_version_that_failed_in_one_workflow_has_no_held_out_reward_until_it_i
 def test_the_wall_seconds_of_an_experiment_are_those_of_all_commands_that_it_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter([100.0, 103.0, 900.0, 901.5])
+    times = iter([100.0, 103.0, 900.0, 901.5, 2000.0, 2001.0])
     monkeypatch.setattr(offline_run, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    _WallClock(tmp_path / "seconds.json").note()
-    assert _WallClock(tmp_path / "seconds.json").seconds == 4.5
+    (tmp_path / "experiment.json").touch()
+    _WallClock(tmp_path).note()
+    assert _WallClock(tmp_path).seconds == 4.5
+    (tmp_path / "experiment.json").unlink()
+    assert _WallClock(tmp_path).seconds == 1.0, "what another experiment left does not count"
+
+
+def test_clean_removes_all_that_an_experiment_over_an_archive_writes(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "experiment")
+    with folder.hold("`headrace offline up`"):
+        for name in (offline_run.CURATED, offline_run.TRAINED):
+            (folder.root / name).mkdir()
+        for name in (offline_run.CURATED, offline_run.TRAINED, offline_run.HELD_OUT, offline_run.EXPERIMENT):
+            (folder.root / f"{name}.json").touch()
+        (folder.root / offline_run.SECONDS).touch()
+    assert clean_folder(folder)[1] == []
+    assert not folder.root.exists()

@@ -28,7 +28,7 @@ from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, iterate_arrivals, iterate_batches
 from headrace.ops.offline.archived_start import begin
 from headrace.ops.offline.offline_curator import curate_offline
-from headrace.ops.offline.offline_trainer import TrainingRequest, _explain_no_version, train_offline
+from headrace.ops.offline.offline_trainer import TrainingRequest, _apply_settings, _explain_no_version, train_offline
 from headrace.ops.offline.offline_versions import RecordCounts, retrain_versions
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -81,14 +81,20 @@ def curated(number: int, head: int = 0, lag: int = 1, use: int = 0, back: int = 
 
 
 def archive(
-    root: Path, partitions: Sequence[Sequence[Message]], told: Recipe | None = None, topic: str = TOPIC
+    root: Path,
+    partitions: Sequence[Sequence[Message]],
+    told: Recipe | None = None,
+    topic: str = TOPIC,
+    before: Sequence[Recipe] = (),
 ) -> Archive:
     """An archive of these records; a file for every three, offsets with gaps as markers leave them."""
-    begun = RecipeRevision(run_id="run-1", recipe=(told or recipe()).to_json(), schemas=codec.schema_texts())
+    recipes = (*before, told or recipe())
     with ArchiveWriter(root, "t", "run-1", lambda *_: None, lambda *_: []) as writer:
         writer.add_topic("t.recipe", 1, {})
         writer.add_topic(topic, len(partitions), {})
-        writer.write(Message("t.recipe", 0, 0, b"", codec.encode(begun)))
+        for number, one in enumerate(recipes):
+            revision = RecipeRevision("run-1", number, one.to_json(), schemas=codec.schema_texts())
+            writer.write(Message("t.recipe", 0, number, b"", codec.encode(revision)))
         for partition, messages in enumerate(partitions):
             for index, message in enumerate(messages):
                 writer.write(replace(message, topic=topic, partition=partition, offset=2 * index))
@@ -242,6 +248,18 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
         with pytest.raises(Exception, match=sentence):
             train_offline(tmp_path / "a", tmp_path / "out", asked)
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_policy_that_a_later_revision_added_is_trained_with_other_settings(tmp_path: Path) -> None:
+    first = recipe()
+    other = first.policies["solver"].model_copy(update={"trainer": {"steps": 40}})
+    told = first.model_copy(update={"policies": {**first.policies, "judge": other}})
+    found = archive(tmp_path / "a", [[curated(number) for number in range(4)]], told, "t.curated.judge", [first])
+    asked = TrainingRequest(policy="judge", sets=("policies.judge.trainer.learning_rate=1e-4",), steps=3)
+    policy, before, (earlier, changed) = _apply_settings(found, asked)
+    assert (policy, before) == ("judge", told)
+    assert [*earlier.policies] == ["solver"]
+    assert (changed.trainer_of("judge").steps, changed.trainer_of("judge").learning_rate) == (3, 1e-4)
 
 
 def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path) -> None:

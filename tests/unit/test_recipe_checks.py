@@ -98,6 +98,39 @@ def test_one_thing_that_is_wrong_is_one_sentence_and_what_is_doubted_refuses_not
         refuse([Fault("it is wrong"), Fault("it is wrong"), Fault("it may be small", is_doubt=True)])
 
 
+def test_a_policy_that_no_workflow_plays_is_doubted() -> None:
+    recipe = load_recipe("arithmetic")
+    both = {**recipe.policies, "idle": recipe.policies["solver"]}
+    [doubt] = list_doubts(recipe_check.CHECKS["workflows"](Asked(recipe.model_copy(update={"policies": both}))))
+    assert doubt == (
+        "no workflow plays policy idle, so it is never trained: name it in the policies of a workflow, or remove it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kafka", "launch", "doubts"),
+    [
+        ({}, {"workers": 8, "curators": 8}, {}),
+        ({}, {"workers": 20}, {"launch.workers is 20, but kafka.partitions is 8: 12 of them get no task": 20}),
+        (
+            {"partitions": 32, "task_partitions": 4},
+            {"workers": 5, "curators": 33},
+            {
+                "launch.workers is 5, but kafka.task_partitions is 4: 1 of them gets no task": 5,
+                "launch.curators is 33, but kafka.partitions is 32: 1 of them gets no group": 33,
+            },
+        ),
+    ],
+)
+def test_processes_that_would_have_no_partition_are_doubted(
+    kafka: dict[str, int], launch: dict[str, int], doubts: dict[str, int]
+) -> None:
+    told = list_doubts(recipe_check.CHECKS["partitions"](Asked(sums_recipe(kafka=kafka, launch=launch))))
+    assert [doubt.partition(". ")[0] for doubt in told] == [*doubts]
+    assert all(f"partitions to {count} or more;" in doubt for doubt, count in zip(told, doubts.values(), strict=True))
+    assert "partitions" in recipe_check.RUN_ONLY, "a trial has no topics"
+
+
 def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_doubt() -> None:
     faults: list[Fault] = []
     with collect_faults(faults, "workflows.own: "):

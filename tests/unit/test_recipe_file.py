@@ -178,8 +178,9 @@ def test_a_number_that_none_can_mean_and_a_value_of_another_kind_are_refused_in_
 
 def test_all_that_is_wrong_is_told_at_once(base: Path) -> None:
     words = ("launch.curator=1", "launch.workers=two", "rollout.max_tokns=2", "name=a/b", "launch.feeder.on=true")
+    shown = ("launch.curator=…", "launch.workers=two", "rollout.max_tokns=…", "name=a/b", "launch.feeder.on=…")
     told = refusal(str(base), *words, "policies.solver.trainer={ stpes = 1 }").splitlines()
-    assert all(any(f"  --set {word}: `" in line for line in told) for word in words)
+    assert all(any(f"  --set {word}: `" in line for line in told) for word in shown)
     assert "`policies.solver.trainer.stpes` is not known: did you mean `steps`?" in told[-1]
     assert len(told) == 7
 
@@ -273,3 +274,44 @@ def test_no_refusal_of_an_address_quotes_its_password(base: Path) -> None:
         said = refusal(str(base))
         assert f"`{key}` holds " in said
         assert "secret" not in said
+        base.write_text(BASE)
+        said = refusal(str(base), f'{key}="me:secret@host:9000/x"')
+        assert f"--set {key}=…: `{key}` holds " in said
+        assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        (
+            'kafka={client={"sasl.password"="hunter2"}, bootstrapp="x"}',
+            "--set kafka=…: `kafka.bootstrapp` is not known",
+        ),
+        ('kafka={client={"sasl.password"="hunter2"}', "--set kafka=…: `kafka` must be a table"),
+        ('kafka.client={"sasl.password"=["hunter2"]}', "--set kafka.client=…: `kafka.client"),
+        ('store={secret_key="hunter2"}', "--set store=…: `store.secret_key` is not known"),
+        ("store.secret_key=hunter2", "--set store.secret_key=…: `store.secret_key` is not known"),
+        ("password=hunter2", "--set password=…: `password` is not known"),
+    ],
+)
+def test_no_refusal_of_a_word_shows_what_may_be_a_secret(base: Path, word: str, shown: str) -> None:
+    said = refusal(str(base), word)
+    assert shown in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("key", "where"),
+    [
+        ("store.secret_key", "set HEADRACE_S3_SECRET_KEY, or name a file by AWS_SHARED_CREDENTIALS_FILE"),
+        ("store.access_key", "set HEADRACE_S3_ACCESS_KEY, or name a file by AWS_SHARED_CREDENTIALS_FILE"),
+        ("kafka.password", "set HEADRACE_KAFKA_CLIENT to a JSON object, or to the path of a file that holds it"),
+    ],
+)
+def test_a_secret_where_none_belongs_is_refused_with_the_way_to_give_it(base: Path, key: str, where: str) -> None:
+    table, _, name = key.partition(".")
+    assert f"`{key}` is not known: it is no key of a recipe, which every reader" in refusal(str(base), f"{key}=x")
+    base.write_text(f'{BASE}[{table}]\n{name} = "hunter2"\n')
+    said = refusal(str(base))
+    assert where in said
+    assert "hunter2" not in said

@@ -93,6 +93,16 @@ def test_nothing_is_said_while_versions_come_nor_of_a_policy_that_has_made_its_l
     assert said(ROLLING, made=YOUNG, silent=silent, episodes=failed(400, NOW - 9000)) is None, "servers come first"
 
 
+def test_nothing_is_said_of_a_policy_that_no_workflow_plays() -> None:
+    recipe = sums_recipe(policies={"solver": {"path": "x"}, "idle": {"path": "y"}}, trainer={"steps": 9})
+    at_last = {9: NOW - 900_000}
+    assert said(made=at_last, recipe=recipe) is None
+    assert said(made=at_last, recipe=recipe, at_once=True) is None
+    found = said(recipe=recipe, at_once=True)
+    assert found is not None
+    assert (found.policy, found.cause) == ("solver", "no_worker")
+
+
 def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what_to_do() -> None:
     seen = replace(ROLLING, updated_ms=NOW - 60_000)
     behind = WorkerStatus(worker="a", workflow="sums", state="behind", detail="served at version 1", updated_ms=NOW)

@@ -5,9 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+
+from headrace.app.cli import main as cli
+from headrace.app.cli.options import NoVerdict, exit_without_verdict_on_error, open_console
+from headrace.infra import log
+from headrace.ops import opened_run
+from headrace.ops.opened_run import OpenedRun
 
 LONG_WORK = """
 import sys
@@ -89,6 +100,51 @@ def test_who_watches_through_head_is_told_of_no_loss_and_the_end_of_a_run_names_
         "headrace: the run has ended (steps): see `headrace status --run kafka://k:1/demo` and `headrace audit --run "
     )
     assert ended + "kafka://k:1/demo`" in done.stdout
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an audit found, as far as the command looks at it."""
+
+    ok: bool
+    problems: tuple[str, ...] = ()
+
+
+@contextmanager
+def output_that_nobody_reads() -> Iterator[None]:
+    here, there = os.pipe()
+    os.close(here)
+    with open(there, "w", encoding="utf-8") as stream, redirect_stdout(stream):  # noqa: PTH123 - of a descriptor
+        yield
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("found", "code"), [(Verdict(ok=True), 0), (Verdict(ok=False, problems=("1 lost",)), 1), (Verdict(ok=False), 3)]
+)
+def test_a_verdict_keeps_its_exit_code_when_nobody_reads_its_page(
+    found: Verdict, code: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = cast("Any", SimpleNamespace())
+    monkeypatch.setattr(log, "warn_in_sentences", lambda: None)
+    monkeypatch.setattr(opened_run, "open_run", lambda *_, **__: nullcontext(OpenedRun(run, rests=True)))
+    monkeypatch.setattr("headrace.ops.audit.report.report", lambda *_, **__: found)
+    monkeypatch.setattr("headrace.app.views.tables.audit_table", lambda _: "page\n" * 200)
+    with output_that_nobody_reads(), pytest.raises(SystemExit) as ended:
+        cli.main(["audit", "--run", "kafka://k:1/demo", *words])
+    assert ended.value.code == code
+
+
+def test_every_line_after_the_reader_has_gone_is_dropped() -> None:
+    console = open_console()
+    with output_that_nobody_reads():
+        for turn in range(3):
+            console.print(f"line {turn}")
+
+
+def test_a_connection_that_breaks_while_a_run_is_read_is_no_verdict() -> None:
+    with pytest.raises(NoVerdict), exit_without_verdict_on_error():
+        raise BrokenPipeError(32, "Broken pipe")
 
 
 @pytest.mark.parametrize("streams", [">/dev/full", "2>/dev/full"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,8 @@ def test_a_version_that_lacks_a_workflow_is_neither_the_first_nor_the_last_that_
     assert find_eval_ends([*easy, *hard, left_out]) == (0.8, 0.9), "the recipe has one workflow by then"
 
 
-def run_of(recipe_name: str = "arithmetic") -> Run:
-    recipe = load_recipe(recipe_name)
+def run_of(recipe_name: str = "arithmetic", sets: Sequence[str] = ()) -> Run:
+    recipe = load_recipe(recipe_name, sets)
     address = RunAddress(Connection("127.0.0.1:1"), recipe.name)
     return Run(address, RUN_ID, (recipe,), StoreAddress("127.0.0.1:2", "b", "k", "s"), ended="steps")
 
@@ -130,9 +130,11 @@ def messages(run: Run, issued: int = 20) -> list[Message]:
     ]
 
 
-def summary_of(monkeypatch: pytest.MonkeyPatch, folder: Path, issued: int = 20, *, lost: int = 0) -> Summary:
+def summary_of(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, issued: int = 20, *, lost: int = 0, sets: Sequence[str] = ()
+) -> Summary:
     """Summarize 20 concluded groups; of what is in flight the whole audit says that so many are lost."""
-    run = run_of()
+    run = run_of(sets=sets)
 
     def read(_connection: Connection, topics: Iterable[str]) -> list[Message]:
         asked = set(topics)
@@ -301,6 +303,30 @@ def test_the_way_on_keeps_no_old_value_and_no_summary_file_however_they_were_giv
     assert (
         "  '/my bin/headrace' up arithmetic --set name=mine --set seed=3 --set trainer.steps=20 --new-recipe\n"
     ) in shown(found, 60, again)
+
+
+def test_the_way_on_doubles_the_steps_of_every_policy_where_they_are_set(found: Summary) -> None:
+    solver = found.policies["solver"]
+    judge, idle = replace(solver, versions=4, has_own_steps=True), replace(solver, versions=0)
+    both, own = "--set trainer.steps=20", "--set policies.judge.trainer.steps=8"
+    for policies, words in (
+        ({"solver": solver, "judge": judge}, f"{both} {own}"),
+        ({"judge": judge}, own),
+        ({"solver": solver, "judge": replace(judge, has_own_steps=False)}, both),
+        ({"solver": solver, "idle": idle}, both),
+        ({"idle": idle}, "--set trainer.steps=1"),
+        ({"solver": solver, "idle": replace(idle, has_own_steps=True)}, both),
+    ):
+        least = min(block.versions for block in policies.values())
+        page = shown(replace(found, policies=policies, versions=least), again="headrace up arithmetic --set seed=3")
+        assert f"  headrace up arithmetic --set seed=3 {words} --new-recipe\n" in page
+
+
+def test_a_summary_tells_whose_steps_the_recipe_sets_for_that_policy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for sets, is_own in (((), False), (("trainer.steps=10",), False), (("policies.solver.trainer.steps=10",), True)):
+        assert summary_of(monkeypatch, tmp_path, sets=sets).policies["solver"].has_own_steps == is_own
 
 
 def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(found: Summary) -> None:
