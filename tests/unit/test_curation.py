@@ -28,6 +28,7 @@ from headrace.schemas.records import (
     EpisodeError,
     Failure,
     Outcome,
+    Span,
     TrajectoryGroup,
 )
 from headrace.schemas.topics import Topics
@@ -304,6 +305,18 @@ def test_a_group_over_which_an_algorithm_returns_nonsense_is_dead_and_eight_in_a
         assert "Careless returned what cannot be used: kept must be from 0 to 1" in dead.detail
     with pytest.raises(ChainError, match=r"the chain failed on 8 groups in a row; .*kept must be from 0 to 1"):
         list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
+
+
+def test_groups_whose_spans_tell_of_any_length_are_dropped_and_end_no_curator() -> None:
+    state = partition()
+    for offset in range(MOST_FAILURES):
+        made = group(4 * offset)
+        first, second = made.trajectories
+        vast = replace(first.sequences[0], spans=(Span("prompt", 2**62), *first.sequences[0].spans[1:]))
+        sent = message(replace(made, trajectories=(replace(first, sequences=(vast,)), second)), offset=offset)
+        [outcome] = read(list(state.handle(sent)))
+        assert isinstance(outcome, Outcome)
+        assert (outcome.verdict, outcome.reason) == ("dropped", "invalid")
 
 
 def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:
