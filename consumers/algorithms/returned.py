@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import index
 from typing import Any
 
-from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Replay
+from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Drop, Keep, Rejection, Replay
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 
 _INTS, _FLOATS = frozenset({int}), frozenset({float})
@@ -49,7 +49,9 @@ def check_replay(replay: Replay) -> Replay:
             weight,
         )
     except (AttributeError, TypeError, ValueError):
-        raise WrongResult(f"a Replay must have a GroupUse, whole numbers and a weight; got {replay!r:.160}") from None
+        raise WrongResult(
+            f"a Replay must have a GroupUse, whole numbers of at most 2^62 and a weight; got {replay!r:.160}"
+        ) from None
 
 
 def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:
@@ -128,9 +130,9 @@ def _is_plain(one: Any) -> bool:
 
 def _read_version(name: str, version: Any) -> int:
     try:
-        return version if type(version) is int else _read_int(version)
-    except TypeError:
-        raise WrongResult(f"{name} must be a whole number; got {version!r:.80}") from None
+        return _read_int(version)
+    except (TypeError, ValueError):
+        raise WrongResult(f"{name} must be a whole number of at most 2^62; got {version!r:.80}") from None
 
 
 def _read_text(text: Any) -> str:
@@ -140,7 +142,13 @@ def _read_text(text: Any) -> str:
 
 
 def _read_int(number: Any) -> int:
-    """Return a whole number of any integer type; raise TypeError for a bool, which is not a position."""
+    """Return a whole number of any integer type, which a record can hold.
+
+    Raises TypeError for a bool, which is not a position, and ValueError for a number that is too large.
+    """
     if isinstance(number, bool):
         raise TypeError
-    return index(number)
+    found = index(number)
+    if not -LARGEST_NUMBER <= found <= LARGEST_NUMBER:
+        raise ValueError
+    return found

@@ -145,13 +145,14 @@ WHOLE = candidate(1.0, 0.0)
         ),
         (Keep(replace(WHOLE, rewards=("1", 0.0))), "rewards must be numbers; got"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, rewards=np.zeros((2, 1)))), "rewards must be numbers; got"),
-        (Keep(replace(WHOLE, min_version=None)), "min_version must be a whole number; got None"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, min_version=None)), r"min_version must be a whole number .*; got None"),  # type: ignore[arg-type]
         (WHOLE.group, "failed: TypeError"),
         (Keep(replace(WHOLE, rejected=(Rejection(2, "x"),))), r"rejected must .* got \(Rejection\(index=2"),
         (Keep(replace(WHOLE, rejected=(Rejection(-1, "x"),))), r"rejected must .* got \(Rejection\(index=-1"),
         (Keep(replace(WHOLE, rejected=(Rejection(0, None),))), r"rejected must .* reason=None"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, rejected=((0, "x", ""),))), r"rejected must .* got \(\(0, 'x'"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, rejected=0)), r"rejected must .* got 0"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, min_version=2**63 - 1)), r"min_version must be a whole number of at most 2\^62; got 92"),
         (
             Keep(candidate(1.0, 0.0, number=9)),
             "the candidate of a Keep must be of the group that",
@@ -204,7 +205,12 @@ def test_the_numbers_of_a_replay_become_those_of_a_record_or_it_is_refused() -> 
     given = Replay(GroupUse("sums", four, four), four, four, four, cast("Any", np.float32(0.5)))
     _, again = Chain([("own", Returning([given, Keep(WHOLE)]))]).process(WHOLE, 3)
     assert repr(again) == repr(Replay(GroupUse("sums", 4, 4), 4, 4, 4, 0.5))
-    for wrong in (replace(given, use=cast("Any", ("sums", 4))), replace(given, weight=cast("Any", "1"))):
+    for wrong in (
+        replace(given, use=cast("Any", ("sums", 4))),
+        replace(given, weight=cast("Any", "1")),
+        replace(given, deadline_version=2**63),
+        replace(given, min_version=-(2**63)),
+    ):
         with pytest.raises(AlgorithmFailed, match="own returned what cannot be used: a Replay must"):
             Chain([("own", Returning([Keep(WHOLE), wrong]))]).process(WHOLE, 3)
 
@@ -330,7 +336,8 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("replay_uniform", {"capacity": 0}, "capacity must be 1 or more; got 0"),
         ("replay_uniform", {"capacity": 10**6}, "capacity must be at most 20,000"),
         ("replay_uniform", {"max_uses": 1}, "max_uses must be 2 or more; got 1"),
-        ("replay_recency", {"max_staleness": -1}, "max_staleness must be 0 or more; got -1"),
+        ("replay_uniform", {"max_staleness": 2**63 - 1}, "max_staleness must be from 0 to 4611686018427387904; got 92"),
+        ("replay_recency", {"max_staleness": -1}, "max_staleness must be from 0 to 46.*; got -1"),
         ("replay_recency", {"half_life": 0.0}, "half_life must be above 0; got 0.0"),
         ("replay_prioritised", {"alpha": 11.0}, "alpha must be from 0 to 10; got 11.0"),
         ("replay_prioritised", {"beta": 1.5}, "beta must be from 0 to 1; got 1.5"),

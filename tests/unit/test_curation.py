@@ -11,7 +11,7 @@ from made_groups import group as small_group
 from made_recipes import sums_recipe
 
 from headrace.consumers.algorithms.chain import ChainError
-from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Keep, Result, Stateless
 from headrace.consumers.curate import dedupe
 from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curator import MOST_FAILURES, CuratorPartition
@@ -305,6 +305,30 @@ def test_a_group_over_which_an_algorithm_returns_nonsense_is_dead_and_eight_in_a
         assert "Careless returned what cannot be used: kept must be from 0 to 1" in dead.detail
     with pytest.raises(ChainError, match=r"the chain failed on 8 groups in a row; .*kept must be from 0 to 1"):
         list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
+
+
+class Timeless(Picky):
+    """Gives some groups a version that no record can hold with the trainer's limit on top."""
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        changes = {"min_version": 2**63 - 1} if candidate.group.number in self.refused else {}
+        return (Keep(replace(candidate, **changes)),)
+
+
+def test_a_group_whose_version_no_record_can_hold_is_dead_and_the_next_one_is_kept() -> None:
+    state = picky(0, kind=Timeless)
+    dead = handled(state, group(0))
+    assert (dead.reason, dead.number) == ("algorithm_failed", 0)
+    assert "min_version must be a whole number of at most 2^62" in dead.detail
+    assert handled(state, group(4)).verdict == "kept"
+
+
+def test_a_replay_however_late_it_may_be_has_a_deadline_that_a_record_can_hold() -> None:
+    late = {"use": "replay_uniform", "ratio": 0.9, "max_staleness": LARGEST_NUMBER}
+    state = partition_of(["validate", late])
+    [*_, again] = [record for number in range(0, 12, 4) for record in read(list(state.handle(message(group(number)))))]
+    assert isinstance(again, CuratedGroup)
+    assert again.deadline_version == LARGEST_NUMBER + 3
 
 
 def test_groups_whose_spans_tell_of_any_length_are_dropped_and_end_no_curator() -> None:
