@@ -11,7 +11,7 @@ import structlog
 from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_without_answers, read_lost_stamp
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, decode_own
+from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, MessageRefused, decode_own
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.claimed_groups import fetch_trajectories
@@ -103,6 +103,11 @@ class Evaluator:
                 "undecodable",
                 f"n_asked must be 0 to {MOST_EPISODES}, and so must the number of trajectories; got n_asked = "
                 f"{group.n_asked} and {len(group.trajectories)} trajectories",
+            )
+        names = max(map(len, (group.stream, group.task_id, group.tier, group.reason)))
+        if names > LONGEST_NAME:
+            raise MessageRefused(
+                "unusable", f"names in a group may have at most {LONGEST_NAME} characters; got one of {names}"
             )
         return group
 

@@ -17,6 +17,7 @@ from headrace.consumers.evaluate import evaluator as evaluators
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, RunAddress
+from headrace.infra.kafka.decoding import LONGEST_NAME
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run import own_positions
 from headrace.infra.run.end_watch import EndWatch
@@ -156,6 +157,24 @@ def test_an_evaluation_that_is_complete_by_its_own_recipe_is_written_after_a_res
     [result] = found.tick()
     assert codec.decode(result.value, EvalResult).asked == 2
     assert not list(found.tick())
+
+
+def test_a_group_with_names_of_any_length_is_a_dead_letter_and_leaves_no_long_name_in_the_snapshot() -> None:
+    recipe = sums_recipe(evaluate={"problems": 9, "samples": 1})
+    run = Run(RunAddress(Connection("k:1"), "r"), "one", (recipe,), cast("Any", None))
+    found = Evaluator(run, cast("OwnPositions", SimpleNamespace(restored=None)))
+    whole = replace(group([1.0]), run_id="one", stream="eval.sums", asked_version=1)
+    vast = "x" * (LONGEST_NAME + 1)
+    for number, changes in enumerate(({"stream": vast}, {"tier": vast}, {"task_id": vast}, {"reason": vast})):
+        made = replace(whole, number=number, **changes)  # type: ignore[arg-type]
+        stamp = Stamp("one", made.stream, number, policy="solver", min_version=1)
+        message = Message("r.eval-groups.solver", 0, number, b"", codec.encode(made), stamp.to_headers())
+        [letter] = found.handle(message)
+        dead = codec.decode(letter.value, DeadLetter)
+        assert dead.reason == "unusable"
+        assert f"at most {LONGEST_NAME} characters" in dead.detail
+    assert [row[3] for row in found.fold.snapshot()["open"]] == [1, 2, 3], "those that their headers name are answered"
+    assert len(json.dumps(found.fold.snapshot())) < LONGEST_NAME
 
 
 def test_an_evaluator_that_outlives_its_run_says_what_to_do_with_it() -> None:
