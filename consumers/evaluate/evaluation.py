@@ -14,7 +14,7 @@ from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.episode_errors import group_errors, kind_of
 from headrace.schemas.headers import HeaderError, Headers, Stamp
-from headrace.schemas.records import EpisodeError, EvalResult, TierResult, TrajectoryGroup
+from headrace.schemas.records import EpisodeError, EvalResult, Failure, TierResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
 """A sample counts as right in pass@k if its reward is above this."""
@@ -51,12 +51,13 @@ class Answers:
     trajectories: int
     """Number of episodes that played."""
     failures: int
+    """Number of episodes that failed; an episode in which the policy did not act neither played nor failed."""
     tier: str = ""
     """Tier of the problem; empty for none, and for an unreadable group."""
 
 
 def count_answers(group: TrajectoryGroup) -> Answers:
-    """Return a group's contribution. An episode without a trajectory failed; it does not count as a wrong answer."""
+    """Return a group's contribution. An episode that failed, or that the policy did not act in, is no wrong answer."""
     rewards = [trajectory.reward for trajectory in group.trajectories]
     return Answers(
         samples=max(group.n_asked, len(rewards)),
@@ -64,7 +65,7 @@ def count_answers(group: TrajectoryGroup) -> Answers:
         score=_add(rewards),
         tokens=sum(generated_lengths(group)),
         trajectories=len(rewards),
-        failures=max(group.n_asked - len(rewards), 0),
+        failures=min(len(group.failures), max(group.n_asked - len(rewards), 0)),
         tier=group.tier,
     )
 
@@ -118,7 +119,10 @@ def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
 
 
 def build_group_without_answers(stamp: Stamp, policy: str, revisions: Sequence[Recipe]) -> TrajectoryGroup:
-    """Return a group without answers in place of an unreadable group, from its stamp and the run's recipes."""
+    """Return a group without answers in place of an unreadable group, from its stamp and the run's recipes.
+
+    All its episodes count as failed.
+    """
     asked_under = revisions[min(max(stamp.revision, 0), len(revisions) - 1)]
     return TrajectoryGroup(
         stream=stamp.stream,
@@ -126,6 +130,7 @@ def build_group_without_answers(stamp: Stamp, policy: str, revisions: Sequence[R
         policy=policy,
         revision=stamp.revision,
         n_asked=asked_under.evaluate.samples,
+        failures=(Failure(reason="unreadable"),) * asked_under.evaluate.samples,
         asked_version=stamp.min_version,
     )
 

@@ -27,6 +27,7 @@ def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, poli
         policy=policy,
         asked_version=version,
         n_asked=n_asked or len(rewards),
+        failures=(Failure(reason="late"),) * max(n_asked - len(rewards), 0),
         trajectories=tuple(
             Trajectory(reward=reward, sequences=(Sequence(ids=np.zeros(20, np.int32), spans=spans),))
             for reward in rewards
@@ -59,6 +60,17 @@ def test_failed_episodes_are_counted_apart_and_are_no_wrong_answers() -> None:
     assert result is not None
     assert (result.avg_at_k, result.played, result.failures, result.samples) == (0.75, 3, 9, 4)
     assert result.pass_at_k == {"1": 0.75, "2": 1.0}, "of two samples only one problem has them"
+
+
+def test_episodes_in_which_a_policy_did_not_act_neither_played_nor_failed() -> None:
+    """So the page counts as failed only what somebody should look at."""
+    fold = EvaluationFold("r", 3)
+    acted_once = replace(group(0, 1.0, n_asked=4), failures=(Failure(reason="error"),))
+    never_acted = replace(group(1, n_asked=4), failures=(), reason="not_acted")
+    [result] = fold_all(fold, [acted_once, never_acted, replace(group(2, 0.0, n_asked=2), failures=(Failure(),) * 9)])
+    assert (result.avg_at_k, result.played, result.failures) == (0.5, 2, 2), "no more than had no trajectory"
+    [result] = fold_all(EvaluationFold("r", 1), [replace(acted_once, failures=())])
+    assert describe_evaluation(result) == "1.00 at version 3"
 
 
 def test_the_error_of_a_held_out_reward_is_by_how_its_problems_differ() -> None:

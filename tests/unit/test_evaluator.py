@@ -99,7 +99,8 @@ def test_an_evaluation_that_was_asked_under_a_recipe_of_fewer_problems_concludes
 
     assert not take(0, 0)
     _, result = take(1, 0, b"unreadable")
-    assert codec.decode(result.value, EvalResult).asked == 2
+    concluded = codec.decode(result.value, EvalResult)
+    assert (concluded.asked, concluded.failures) == (2, 1), "what cannot be read counts as failed"
     [*none, result] = [one for number in (2, 3, 4) for one in take(number, 1)]
     assert (none, codec.decode(result.value, EvalResult).asked) == ([], 3)
 
