@@ -1,16 +1,19 @@
-"""Checks the results of users' own algorithms before records are made of them.
+"""Checks the results and states of users' own algorithms before records are made of them.
 
 numpy numbers and lists are converted to the types of records. Unchanged fields are not checked again.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from operator import index
 from typing import Any
 
-from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Drop, Keep, Rejection, Replay
+from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Algorithm, Candidate, Drop, Keep, Rejection, Replay
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 
 _INTS, _FLOATS = frozenset({int}), frozenset({float})
@@ -52,6 +55,39 @@ def check_replay(replay: Replay) -> Replay:
         raise WrongResult(
             f"a Replay must have a GroupUse, whole numbers of at most 2^62 and a weight; got {replay!r:.160}"
         ) from None
+
+
+def check_state(algorithm: Algorithm, state: Any) -> None:
+    """Check that an algorithm takes back its state from JSON, which knows only texts as keys. Raises WrongResult.
+
+    Tuples may become lists.
+    """
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WrongResult(f"its snapshot must be plain JSON: {error}") from None
+    if not (keys := sorted(map(repr, _iterate_other_keys(state)))):
+        return
+    try:
+        twin = deepcopy(algorithm)
+        twin.restore(json.loads(text))
+        is_same = sorted(map(repr, _iterate_other_keys(twin.snapshot()))) == keys
+    except Exception:  # noqa: BLE001 - whatever a user's class raises
+        is_same = False
+    if not is_same:
+        raise WrongResult(
+            f"its snapshot has keys that are no texts, such as {keys[0]:.80}, and its restore does not turn the texts, "
+            "which JSON makes of them, back"
+        )
+
+
+def _iterate_other_keys(state: Any) -> Iterator[Any]:
+    """Yield the keys that are no texts."""
+    if isinstance(state, dict):
+        yield from (key for key in state if not isinstance(key, str))
+    for value in state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ():
+        if isinstance(value, dict | list | tuple):
+            yield from _iterate_other_keys(value)
 
 
 def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:

@@ -365,3 +365,53 @@ def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_boun
         made = load_policy_chain(recipe, "solver")
         assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)
         assert made.process(candidate(1.0, 0.0), 6) == (Drop("stale", "version 3 is 3 behind 6, limit 2"),)
+
+
+class Remembering(Stateless):
+    """Has the state that it was given."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def process(self, candidate: Candidate, clock: int) -> Any:
+        return Keep(candidate)
+
+    def snapshot(self) -> Any:
+        return self.state
+
+    def restore(self, state: Any) -> None:
+        self.state = state
+
+
+class Converting(Remembering):
+    """Makes numbers again of the keys that were numbers."""
+
+    def restore(self, state: Any) -> None:
+        self.state = {"kept": [{int(key): value for key, value in state["kept"][0].items()}]}
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"n": np.int64(3)}, "algorithm own could not .* must be plain JSON: Object of type int64 is not JSON"),
+        ({"n": {3}}, "must be plain JSON: Object of type set is not JSON"),
+        ({"n": {(1, 2): 3}}, "must be plain JSON: keys must be str"),
+        ({"kept": [{7: 1}]}, r"algorithm own could not go on after a restart: its snapshot has keys .* such as 7, and"),
+        ({"kept": {"a": ({True: 1},)}}, "keys that are no texts, such as True, and"),
+    ],
+)
+def test_a_state_that_would_come_back_as_another_one_names_its_algorithm(state: Any, why: str) -> None:
+    with pytest.raises(ChainError, match=why):
+        Chain([("own", Remembering(state))]).snapshot()
+
+
+def test_a_state_that_comes_back_is_taken_as_it_is() -> None:
+    circle: list[Any] = []
+    for one in (
+        Remembering({"kept": {"a": math.nan}, "of": (1, (2, "x")), "none": None}),
+        Converting({"kept": [{7: 1, 8: 2}]}),
+    ):
+        assert Chain([("own", one)]).snapshot() == {"chain": [["own", one.state]]}
+    circle.append(circle)
+    with pytest.raises(ChainError, match="must be plain JSON"):
+        Chain([("own", Remembering(circle))]).snapshot()
