@@ -15,6 +15,7 @@ from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Ke
 from headrace.consumers.curate import dedupe
 from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curator import MOST_FAILURES, CuratorPartition
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import REDRIVE_HEADER
 from headrace.infra.recipe.settings import Recipe
@@ -410,3 +411,20 @@ def test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_
     assert find_recipe(recipes, 0, "solver") is RECIPE
     with pytest.raises(UnknownRevision):
         find_recipe(recipes, 3, "solver.free")
+
+
+def test_the_curator_of_a_shadow_that_a_later_recipe_dropped_ends_with_a_sentence() -> None:
+    recipes = {0: RECIPE, 1: SHADOWED, 2: RECIPE}
+    context = CuratorContext(
+        "run-1", "solver.free", Topics("t"), lambda revision: find_recipe(recipes, revision, "solver.free"), pytest.fail
+    )
+    state = CuratorPartition(context, (TOPIC, 0), 4)
+    assert handled(state, group(0, revision=1)).verdict == "kept"
+    with pytest.raises(
+        UsageError, match=r"recipe revision 2 has no shadow solver\.free any more, so this curator is over"
+    ):
+        handled(state, group(4, revision=2))
+    with pytest.raises(UsageError, match="recipe revision 2 has no policy judge any more"):
+        find_recipe(recipes, 2, "judge")
+    recipes[3] = SHADOWED
+    assert handled(state, group(8, revision=2)).verdict == "kept", "the shadow is back"
