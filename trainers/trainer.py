@@ -16,11 +16,12 @@ from headrace.infra.kafka.decoding import MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
 from headrace.infra.process.signals import MustRestart
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.ids import UseId
-from headrace.schemas.records import CuratedGroup, StepBegun, WeightsPublished
+from headrace.schemas.records import CuratedGroup, RecipeRevision, StepBegun, WeightsPublished
 from headrace.trainers.batches.groups import PreparedGroup, build_batch_sequences
 from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import WindowEviction
@@ -154,10 +155,10 @@ class Trainer:
         return key in self.scheduler.window or key in under_way
 
     def follow_recipe(self, message: Message) -> Iterable[Outgoing]:
-        """Take in a recipe revision, which may end the run."""
-        revision = read_revision(message)
-        if revision is not None and revision.run_id == self.run.run_id:
+        """Take in a recipe revision, which may end the run. Raises MustRestart for other settings of this trainer."""
+        if (revision := read_revision(message)) is not None and revision.run_id == self.run.run_id:
             self.scheduler.ended = revision.ended
+            refuse_other_settings(self.run, revision, self.policy_variant)
         return ()
 
     # ------------------------------------------------------------------------------------------------ versions come out
@@ -331,6 +332,23 @@ def build_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
     full, unit = settings.groups_per_batch, settings.minibatches
     version = resumed.learner.version + 1
     return Trials(full, unit, version, begun.times, begun.suspects, is_noted=resumed.is_successor)
+
+
+def refuse_other_settings(run: Run, revision: RecipeRevision, policy_variant: str) -> None:
+    """Raise MustRestart if a later recipe has other settings for a trainer; not if it dropped what that one trains.
+
+    With the old settings the trainer could wait for ever: the feeder issues no more groups than the new ones ask for.
+    """
+    if revision.revision <= run.revision:
+        return
+    later = Recipe.from_json(revision.recipe)
+    if policy_variant not in later.policy_variants:
+        return
+    before, now = ((one.trainer_of(policy_variant), one.seed, one.evaluate.every) for one in (run.recipe, later))
+    if before != now:
+        raise MustRestart(
+            f"recipe revision {revision.revision} changes the settings of {policy_variant}: its trainer starts again"
+        )
 
 
 def build_handlers(trainer: Trainer) -> Mapping[str, Handler]:

@@ -11,7 +11,7 @@ from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, K
 from headrace.consumers.algorithms.degenerate import Flagging
 from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
-from headrace.consumers.algorithms.returned import WrongResult, check_replay, check_verdict
+from headrace.consumers.algorithms.returned import WrongResult, check_replay, check_state, check_verdict
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import read_error_text
@@ -128,8 +128,15 @@ class Chain:
         return (verdict, *again)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state of all algorithms as plain JSON."""
-        return {"chain": [[name, algorithm.snapshot()] for name, algorithm in self._algorithms]}
+        """Return the state of all algorithms as plain JSON.
+
+        Raises ChainError if a user's own algorithm has a state that it would not get back.
+        """
+        states = [[name, algorithm.snapshot()] for name, algorithm in self._algorithms]
+        for (name, algorithm), (_, state) in zip(self._algorithms, states, strict=True):
+            if type(algorithm) not in self._shipped:
+                _check_own_state(name, algorithm, state)
+        return {"chain": states}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of every algorithm. Raises ChainError if the snapshot is of another chain."""
@@ -169,6 +176,13 @@ def _check_own_results(
         return check_verdict(verdict, before), [check_replay(one) for one in replays]
     except WrongResult as wrong:
         raise AlgorithmFailed(f"algorithm {name} returned what cannot be used: {wrong}") from wrong
+
+
+def _check_own_state(name: str, algorithm: Algorithm, state: Any) -> None:
+    try:
+        check_state(algorithm, state)
+    except WrongResult as wrong:
+        raise ChainError(f"algorithm {name} could not go on after a restart: {wrong}") from wrong
 
 
 def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:

@@ -18,6 +18,9 @@ from headrace.schemas import group_lengths
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
 
+LARGEST_NUMBER = 1 << 62
+"""Largest version or limit in a result: the sum of two still fits a whole number of a record."""
+
 
 class Rejection(NamedTuple):
     """One trajectory that will not be trained on, and why; it still has its own outcome record.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.consumers.algorithms import contract
-from headrace.consumers.algorithms.contract import Candidate, Keep, Result
+from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Keep, Result
 from headrace.infra.deprecated_names import deprecated_names
-from headrace.infra.recipe.ranges import at_least
+from headrace.infra.recipe.ranges import at_least, within
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import GroupUse
 
@@ -54,7 +54,7 @@ class ReplayMemory:
             raise ValueError(f"ratio, a share of all groups, must be from 0 to below 1; got {ratio}")
         at_least(1, capacity=capacity)
         at_least(2, max_uses=max_uses)
-        at_least(0, max_staleness=max_staleness)
+        within(0, LARGEST_NUMBER, max_staleness=max_staleness)
         if capacity > LARGEST_CAPACITY:
             raise ValueError(
                 f"capacity must be at most {LARGEST_CAPACITY:,}, which a snapshot can hold; got {capacity}"

@@ -1,16 +1,19 @@
-"""Checks the results of users' own algorithms before records are made of them.
+"""Checks the results and states of users' own algorithms before records are made of them.
 
 numpy numbers and lists are converted to the types of records. Unchanged fields are not checked again.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from operator import index
 from typing import Any
 
-from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Rejection, Replay
+from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Algorithm, Candidate, Drop, Keep, Rejection, Replay
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 
 _INTS, _FLOATS = frozenset({int}), frozenset({float})
@@ -49,7 +52,42 @@ def check_replay(replay: Replay) -> Replay:
             weight,
         )
     except (AttributeError, TypeError, ValueError):
-        raise WrongResult(f"a Replay must have a GroupUse, whole numbers and a weight; got {replay!r:.160}") from None
+        raise WrongResult(
+            f"a Replay must have a GroupUse, whole numbers of at most 2^62 and a weight; got {replay!r:.160}"
+        ) from None
+
+
+def check_state(algorithm: Algorithm, state: Any) -> None:
+    """Check that an algorithm takes back its state from JSON, which knows only texts as keys. Raises WrongResult.
+
+    Tuples may become lists.
+    """
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WrongResult(f"its snapshot must be plain JSON: {error}") from None
+    if not (keys := sorted(map(repr, _iterate_other_keys(state)))):
+        return
+    try:
+        twin = deepcopy(algorithm)
+        twin.restore(json.loads(text))
+        is_same = sorted(map(repr, _iterate_other_keys(twin.snapshot()))) == keys
+    except Exception:  # noqa: BLE001 - whatever a user's class raises
+        is_same = False
+    if not is_same:
+        raise WrongResult(
+            f"its snapshot has keys that are no texts, such as {keys[0]:.80}, and its restore does not turn the texts, "
+            "which JSON makes of them, back"
+        )
+
+
+def _iterate_other_keys(state: Any) -> Iterator[Any]:
+    """Yield the keys that are no texts."""
+    if isinstance(state, dict):
+        yield from (key for key in state if not isinstance(key, str))
+    for value in state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ():
+        if isinstance(value, dict | list | tuple):
+            yield from _iterate_other_keys(value)
 
 
 def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:
@@ -128,9 +166,9 @@ def _is_plain(one: Any) -> bool:
 
 def _read_version(name: str, version: Any) -> int:
     try:
-        return version if type(version) is int else _read_int(version)
-    except TypeError:
-        raise WrongResult(f"{name} must be a whole number; got {version!r:.80}") from None
+        return _read_int(version)
+    except (TypeError, ValueError):
+        raise WrongResult(f"{name} must be a whole number of at most 2^62; got {version!r:.80}") from None
 
 
 def _read_text(text: Any) -> str:
@@ -140,7 +178,13 @@ def _read_text(text: Any) -> str:
 
 
 def _read_int(number: Any) -> int:
-    """Return a whole number of any integer type; raise TypeError for a bool, which is not a position."""
+    """Return a whole number of any integer type, which a record can hold.
+
+    Raises TypeError for a bool, which is not a position, and ValueError for a number that is too large.
+    """
     if isinstance(number, bool):
         raise TypeError
-    return index(number)
+    found = index(number)
+    if not -LARGEST_NUMBER <= found <= LARGEST_NUMBER:
+        raise ValueError
+    return found

@@ -93,9 +93,12 @@ def _walk(  # noqa: C901, PLR0912
                     left = runs[at + 1]
                     at += 2
                 left -= length
+                # Before zeros are made: a length may be any number.
+                if left < 0 or 4 * (tokens + length) > len(logprobs):
+                    raise _Unclear
                 if len(zeros) != 4 * length:
                     zeros = bytes(4 * length)
-                if left < 0 or span.kind not in _NOT_GENERATED or not logprobs.startswith(zeros, 4 * tokens):
+                if span.kind not in _NOT_GENERATED or not logprobs.startswith(zeros, 4 * tokens):
                     raise _Unclear
                 tokens += length
         if left or not generated or at != len(runs):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, TrajectoryGroup
-from headrace.schemas.topics import Topics, policy_of
+from headrace.schemas.topics import Topics, policy_of, variant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,19 @@ class UnknownRevision(LookupError):
 def find_recipe(recipes: Mapping[int, Recipe], revision: int, policy_variant: str) -> Recipe:
     """Return the recipe of a revision; if it lacks the shadow, of the first later revision that has it.
 
-    Raises UnknownRevision.
+    Raises UnknownRevision, and UsageError if this revision and all later ones have dropped it: they do not say by which
+    rules its groups are curated.
     """
     if revision not in recipes:
         raise UnknownRevision(
             f"recipe revision {revision} is not known; the newest known one is {max(recipes, default='none')}"
         )
     since = (recipes[known] for known in sorted(recipes) if known >= revision)
-    later = (recipe for recipe in since if policy_variant in recipe.policy_variants)
-    return next(later, recipes[revision])
+    found = next((recipe for recipe in since if policy_variant in recipe.policy_variants), None)
+    if found is None:
+        what = "shadow" if variant_of(policy_variant) else "policy"
+        raise UsageError(
+            f"recipe revision {revision} has no {what} {policy_variant} any more, so this curator is over: stop its "
+            f"trainer too, or bring the {what} back by a recipe that has it and --new-recipe"
+        )
+    return found

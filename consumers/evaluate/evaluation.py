@@ -14,7 +14,7 @@ from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.episode_errors import group_errors, kind_of
 from headrace.schemas.headers import HeaderError, Headers, Stamp
-from headrace.schemas.records import EpisodeError, EvalResult, TierResult, TrajectoryGroup
+from headrace.schemas.records import EpisodeError, EvalResult, Failure, TierResult, TrajectoryGroup
 
 RIGHT_ABOVE = 0.5
 """A sample counts as right in pass@k if its reward is above this."""
@@ -51,12 +51,13 @@ class Answers:
     trajectories: int
     """Number of episodes that played."""
     failures: int
+    """Number of episodes that failed; an episode in which the policy did not act neither played nor failed."""
     tier: str = ""
     """Tier of the problem; empty for none, and for an unreadable group."""
 
 
 def count_answers(group: TrajectoryGroup) -> Answers:
-    """Return a group's contribution. An episode without a trajectory failed; it does not count as a wrong answer."""
+    """Return a group's contribution. An episode that failed, or that the policy did not act in, is no wrong answer."""
     rewards = [trajectory.reward for trajectory in group.trajectories]
     return Answers(
         samples=max(group.n_asked, len(rewards)),
@@ -64,7 +65,7 @@ def count_answers(group: TrajectoryGroup) -> Answers:
         score=_add(rewards),
         tokens=sum(generated_lengths(group)),
         trajectories=len(rewards),
-        failures=max(group.n_asked - len(rewards), 0),
+        failures=min(len(group.failures), max(group.n_asked - len(rewards), 0)),
         tier=group.tier,
     )
 
@@ -118,7 +119,10 @@ def read_lost_stamp(headers: Headers, run_id: str) -> Stamp | None:
 
 
 def build_group_without_answers(stamp: Stamp, policy: str, revisions: Sequence[Recipe]) -> TrajectoryGroup:
-    """Return a group without answers in place of an unreadable group, from its stamp and the run's recipes."""
+    """Return a group without answers in place of an unreadable group, from its stamp and the run's recipes.
+
+    All its episodes count as failed.
+    """
     asked_under = revisions[min(max(stamp.revision, 0), len(revisions) - 1)]
     return TrajectoryGroup(
         stream=stamp.stream,
@@ -126,6 +130,7 @@ def build_group_without_answers(stamp: Stamp, policy: str, revisions: Sequence[R
         policy=policy,
         revision=stamp.revision,
         n_asked=asked_under.evaluate.samples,
+        failures=(Failure(reason="unreadable"),) * asked_under.evaluate.samples,
         asked_version=stamp.min_version,
     )
 
@@ -193,6 +198,18 @@ class EvaluationFold:
             one.revision, one.problems = group.revision, asked
         answers = count_answers(cut_rewards(group) if key in self._cut else group)
         one.add(group.number, answers, group_errors(group.failures))
+        return self._conclude(key)
+
+    def conclude_complete(self) -> list[EvalResult]:
+        """Return the results of open evaluations that need no further group.
+
+        After a restore, an evaluation may be complete because an older build counted on more problems.
+        """
+        return [result for key in list(self._open) if (result := self._conclude(key)) is not None]
+
+    def _conclude(self, key: EvaluationId) -> EvalResult | None:
+        """Return the result of an open evaluation; None if problems are missing."""
+        one = self._open[key]
         numbers = choose_numbers(one.found, one.problems) if len(one.found) >= one.problems else []
         if len(numbers) < one.problems:
             return None
@@ -237,10 +254,14 @@ class EvaluationFold:
         return {"open": rows, "done": done, "asked": asked, "cut": cut, "errors": errors}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take the state that `snapshot` returned."""
+        """Take the state that `snapshot` returned.
+
+        The recipe of a revision decides on the number of problems: older builds may have counted those of another one.
+        """
         self._done = {EvaluationId(*key) for key in state["done"]}
         self._open = {
-            EvaluationId(*key): _Open(revision, problems, {}) for *key, revision, problems in state.get("asked", ())
+            EvaluationId(*key): _Open(revision, self._by_revision.get(revision, problems), {})
+            for *key, revision, problems in state.get("asked", ())
         }
         for *key, number, answers in state["open"]:
             one = self._open.setdefault(EvaluationId(*key), _Open(len(self._by_revision), self.problems, {}))

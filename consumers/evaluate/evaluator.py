@@ -11,15 +11,16 @@ import structlog
 from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_without_answers, read_lost_stamp
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, decode_own
+from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, MessageRefused, decode_own
 from headrace.infra.kafka.transactions import Ticket
+from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.run.end_watch import EndWatch
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
-from headrace.infra.run.run import Run
+from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
-from headrace.schemas.records import EvalResult, TrajectoryGroup
+from headrace.schemas.records import EvalResult, RecipeRevision, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR
 
 log = structlog.get_logger()
@@ -35,14 +36,22 @@ class Evaluator:
         run: The run.
         own: The evaluator's positions.
         look_for_end: Called every turn, to log the end of the run.
+        look_for_news: Returns the recipe revisions that were written since the run was joined or since its last call.
     """
 
-    def __init__(self, run: Run, own: OwnPositions, look_for_end: Callable[[], None] = lambda: None) -> None:
-        self.run, self.own, self._look_for_end = run, own, look_for_end
+    def __init__(
+        self,
+        run: Run,
+        own: OwnPositions,
+        look_for_end: Callable[[], None] = lambda: None,
+        look_for_news: Callable[[], Iterable[RecipeRevision]] = tuple,
+    ) -> None:
+        self.run, self.own, self._look_for_end, self._look_for_news = run, own, look_for_end, look_for_news
         problems = [recipe.evaluate.problems for recipe in run.revisions]
         self.fold = EvaluationFold(run.run_id, problems[-1], problems)
         if own.restored is not None:
             self.fold.restore(json.loads(own.restored))
+        self._complete = self.fold.conclude_complete()
         self._policies = {run.topics.eval_groups(policy): policy for policy in run.recipe.policies}
         self._changed = False
         self._snapshot_due = 0.0
@@ -59,10 +68,24 @@ class Evaluator:
             group = self._read_group(message.value, policy)
         except MessageRefused as refused:
             stamp = read_lost_stamp(message.headers, self.run.run_id) if refused.reason != "other_run" else None
+            if stamp is not None:
+                self._follow(stamp.revision)
             lost = build_group_without_answers(stamp, policy, self.run.revisions) if stamp is not None else None
             concluded = self.fold.fold_group(lost) if lost is not None else None
             return [self._build_dead_letter(message, refused), *self._build_messages(concluded)]
+        self._follow(group.revision)
         return self._build_messages(self.fold.fold_group(group))
+
+    def _follow(self, revision: int) -> None:
+        """Raise MustRestart if the run has a later recipe than this evaluator, and the group may be of that one.
+
+        The later recipe may ask another number of problems. Raises KafkaAway.
+        """
+        if revision <= self.run.revision:
+            return
+        for new in self._look_for_news():
+            if new.run_id == self.run.run_id and new.revision > self.run.revision:
+                raise MustRestart(f"recipe revision {new.revision} was written: the evaluator must start again")
 
     def _read_group(self, value: bytes, policy: str) -> TrajectoryGroup:
         """Return the group of a message, with its trajectories. Raises MessageRefused."""
@@ -80,6 +103,11 @@ class Evaluator:
                 "undecodable",
                 f"n_asked must be 0 to {MOST_EPISODES}, and so must the number of trajectories; got n_asked = "
                 f"{group.n_asked} and {len(group.trajectories)} trajectories",
+            )
+        names = max(map(len, (group.stream, group.task_id, group.tier, group.reason)))
+        if names > LONGEST_NAME:
+            raise MessageRefused(
+                "unusable", f"names in a group may have at most {LONGEST_NAME} characters; got one of {names}"
             )
         return group
 
@@ -102,9 +130,10 @@ class Evaluator:
         return build_dead_letter(self.run.topics, self.run.run_id, EVALUATOR, message, refused.refusal)
 
     def tick(self) -> Iterable[Outgoing]:
-        """Return nothing: only groups make results."""
+        """Return the results of evaluations that were complete at the start; all others come from groups."""
         self._look_for_end()
-        return ()
+        complete, self._complete = self._complete, []
+        return [message for result in complete for message in self._build_messages(result)]
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - not in the snapshot
         """Return the snapshot, if this turn has results or a snapshot is due."""
@@ -133,7 +162,8 @@ def open_evaluator(run: Run) -> Evaluator:
     """Build the evaluator of a run from its committed state, after its transactional id was taken over."""
     topics = tuple(run.topics.eval_groups(policy) for policy in run.recipe.policies)
     role = Role(run.connection, EVALUATOR, run.run_id, run.state_partition_id(EVALUATOR), topics)
-    return Evaluator(run, OwnPositions(role), EndWatch(run, NOW_THAT_IT_IS_OVER).look)
+    news = RecipeNews(run.address, run.recipe_end)
+    return Evaluator(run, OwnPositions(role), EndWatch(run, NOW_THAT_IT_IS_OVER).look, news.look)
 
 
 def main(run: str) -> None:

@@ -167,7 +167,11 @@ class GroupConsumer:
         self._restore = None
 
     def _hold(self, partition_id: PartitionId, one: Restored) -> None:
-        due = time.monotonic() + self.membership.snapshot_every_s
+        """Hold a restored partition; its first snapshot goes into the transaction of its first offset.
+
+        Without a snapshot, a partition whose offset Kafka has deleted looks as if it had never been read.
+        """
+        due = time.monotonic() + self.membership.snapshot_every_s if one.snapshot_offset >= 0 else 0.0
         self._held[partition_id] = _Held(one.state, one.end, one.snapshot_offset, due)
 
     # ----------------------------------------------------------------------------------------------- the loop's steps

@@ -4,15 +4,19 @@ Its state and positions are in one snapshot in `state`, written in the same tran
 stable transactional id fences any earlier process. So a restore takes the newest snapshot below the high watermark
 after `init_transactions`, because the earlier process can write nothing later.
 
-Large state is cut into parts with separate keys, and only changed parts are written.
+Large state is cut into parts with separate keys, and only changed parts are written. A body that is still too large for
+a record is compressed and cut into pieces, which are written anew with each snapshot, before it.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.run_address import parse_run
@@ -37,6 +41,12 @@ SNAPSHOT_EVERY_S = 5.0
 """Seconds between snapshots while the state changes."""
 OF_PART = "|"
 """Separator of component and part in snapshot keys."""
+LARGEST_BODY = 4 << 20
+"""Most bytes of a body or piece: half of what the broker takes. A body of more bytes is cut into pieces."""
+OF_PIECE = "~"
+"""First character of the name of a piece; no part has such a name."""
+_CUT = b'{"pieces": '
+"""What stands in place of a body that was cut begins with this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,11 @@ class OwnPositions:
         self.role = role
         found = _read_newest(role.connection, role.state, role.component)
         snapshot = found.pop("", None)
+        pieces = {name: found.pop(name).body for name in list(found) if name.startswith(OF_PIECE)}
+        self._pieces = set(pieces)
+        """Names of the pieces on the log."""
+        if snapshot is not None:
+            snapshot = _join(snapshot, pieces)
         self.restored: bytes | None = snapshot.body if snapshot else None
         """Body of the newest snapshot; None at the first start."""
         self.parts = {name: part.body for name, part in found.items()}
@@ -91,8 +106,12 @@ class OwnPositions:
             transaction with the body.
         """
         positions = {name_partition(partition_id): offset for partition_id, offset in self.reader.positions.items()}
+        body, pieces = _cut(body)
+        gone = dict.fromkeys(sorted(self._pieces - pieces.keys()))
+        self._pieces = set(pieces)
         whole = self._build_record(self.role.component, body, positions)
-        names = {f"{self.role.component}{OF_PART}{name}": part for name, part in (parts or {}).items()}
+        named = {**(parts or {}), **gone, **pieces}
+        names = {f"{self.role.component}{OF_PART}{name}": part for name, part in named.items()}
         return [*(self._build_record(key, part, {}) for key, part in names.items()), whole]
 
     def _build_record(self, key: str, body: bytes | None, positions: dict[str, int]) -> Outgoing:
@@ -128,11 +147,21 @@ def run_alone(component: str, run: str, build: Callable[[Run, TransactionalWrite
 
 def read_newest_snapshot(connection: Connection, state: PartitionId, component: str) -> Snapshot | None:
     """Return the newest committed snapshot of a component, without its parts; None if there is none."""
-    newest = None
+    newest: tuple[Snapshot, dict[str, bytes]] | None = None
+    pieces: dict[str, bytes] = {}
     for message in read_partition(connection, state):
-        if message.key == component.encode():
-            newest = read_record(message, Snapshot) or newest
-    return newest
+        whose, _, part = message.key.decode(errors="replace").partition(OF_PART)
+        if whose != component or (part and not part.startswith(OF_PIECE)):
+            continue
+        if message.is_null:
+            pieces.pop(part, None)
+        elif (snapshot := read_record(message, Snapshot)) is None:
+            continue
+        elif part:
+            pieces[part] = snapshot.body
+        else:  # with the pieces before it: later ones may be of a transaction that was cut off
+            newest = snapshot, pieces.copy()
+    return _join(*newest) if newest is not None else None
 
 
 def _read_newest(connection: Connection, state: PartitionId, component: str) -> dict[str, Snapshot]:
@@ -147,6 +176,29 @@ def _read_newest(connection: Connection, state: PartitionId, component: str) -> 
         elif (snapshot := read_record(message, Snapshot)) is not None:
             found[part] = snapshot
     return found
+
+
+def _cut(body: bytes) -> tuple[bytes, dict[str, bytes]]:
+    """Return what to write in place of a body, and its pieces by name; none if it fits into a record."""
+    if len(body) <= LARGEST_BODY:
+        return body, {}
+    packed = zlib.compress(body, 1)
+    begins = range(0, len(packed), LARGEST_BODY)
+    pieces = {f"{OF_PIECE}{index}": packed[begin : begin + LARGEST_BODY] for index, begin in enumerate(begins)}
+    return json.dumps({"pieces": len(pieces)}).encode(), pieces
+
+
+def _join(snapshot: Snapshot, pieces: Mapping[str, bytes]) -> Snapshot:
+    """Return a snapshot with its body joined of its pieces, if it was cut. Raises HeadraceError if one is missing."""
+    if not snapshot.body.startswith(_CUT):
+        return snapshot
+    names = [f"{OF_PIECE}{index}" for index in range(json.loads(snapshot.body)["pieces"])]
+    if missing := [name for name in names if name not in pieces]:
+        raise HeadraceError(
+            f"the newest snapshot of {snapshot.component} lacks {len(missing)} of its {len(names)} pieces: were "
+            "records of the topic `state` deleted?"
+        )
+    return replace(snapshot, body=zlib.decompress(b"".join(pieces[name] for name in names)))
 
 
 def positions_of(snapshot: Snapshot) -> dict[PartitionId, int]:

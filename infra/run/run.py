@@ -45,6 +45,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 STORE_AWAY_S = 60.0
+"""Longest wait for the store while a group is read."""
 LONGEST_PAUSE_S = 5.0
 RUNS_LISTING_S = 5.0
 """Least patience in seconds; a client's first request may take three."""
@@ -193,14 +194,15 @@ class Run:
     def get(self, claim: ClaimCheck) -> bytes:
         """Return the bytes behind a claim check, verified, waiting while the store is unreachable.
 
-        After a minute it raises StoreUnavailable, because a member of a group must keep polling. Raises as
-        `ObjectStore.get`, and ObjectMissing for a claim on another store.
+        After a minute, or half of max.poll.interval.ms, it raises StoreUnavailable, because a member of a group must
+        keep polling. Raises as `ObjectStore.get`, and ObjectMissing for a claim on another store.
         """
         if claim.store != STORE_NAME:
             raise ObjectMissing(
                 f"the claim check names store {claim.store[:80]!r}, but this run has only {STORE_NAME!r}"
             )
-        return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), STORE_AWAY_S)
+        patience_s = limit_store_wait(self.connection)
+        return _wait_for_store(lambda: self.store.get(claim.key, claim.sha256, claim.size_bytes), patience_s)
 
     def get_group(self, claim: ClaimCheck) -> bytes:
         """`get` for an encoded group. Raises ObjectCorrupt for a too large group."""
@@ -212,6 +214,16 @@ def refuse_large_group(claim: ClaimCheck) -> None:
     """Raise ObjectCorrupt for a too large group."""
     if claim.size_bytes > LARGEST_GROUP_BYTES:
         raise ObjectCorrupt(f"a group must have at most {LARGEST_GROUP_BYTES} bytes; got {claim.size_bytes}")
+
+
+def limit_store_wait(connection: Connection) -> float:
+    """Return how long to wait for the store within one turn, in seconds.
+
+    At most half of max.poll.interval.ms, as the last try may take some seconds more. A member that polls too late loses
+    its partitions, and its process would end as if its data algorithms were too slow.
+    """
+    interval_ms = float(connection.client.get("max.poll.interval.ms", "inf"))
+    return min(STORE_AWAY_S, interval_ms / 2000)
 
 
 def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threading.Event | None = None) -> T:

@@ -190,11 +190,11 @@ def _look_at_held_out(
     if len(ordered) < 2 or len(curve) < 2 * ADVICE_EDGE:
         return
     best, last = max(ordered[:-1], key=lambda one: one.avg_at_k), ordered[-1]
-    asked = max(1, best.problems * best.samples - best.failures)
+    played = best.problems * best.samples - best.failures if best.played < 0 else best.played
     lowest, highest = min(reward_range[0], last.avg_at_k), max(reward_range[1], best.avg_at_k)
     width = highest - lowest
     variance = max((best.avg_at_k - lowest) * (highest - best.avg_at_k), 0.01 * width * width)  # ** would overflow
-    error = math.sqrt(2 * variance / asked)
+    error = math.sqrt(2 * variance / max(1, played))
     fall = best.avg_at_k - last.avg_at_k
     before = [point.reward for point in curve if point.version <= best.version][-ADVICE_EDGE:] or [curve[0].reward]
     rise = (high := fmean(point.reward for point in curve[-ADVICE_EDGE:])) - (low := fmean(before))

@@ -114,7 +114,10 @@ class _Fate:
 
 
 def _curate(recipe: Recipe, policy: str, groups: Sequence[tuple[TrajectoryGroup, bytes]]) -> list[_Fate]:
-    """Send a policy's groups through a curator's partition, the large ones behind claim checks."""
+    """Send a policy's groups through a curator's partition, the large ones behind claim checks.
+
+    Afterwards another one takes its snapshot, as after a restart. Raises ChainError, and the errors of own algorithms.
+    """
     topics, topic = recipe.topics, recipe.topics.trajectories(policy)
     stored: dict[str, bytes] = {}
     context = CuratorContext(RUN_ID, policy, topics, lambda _revision: recipe, lambda claim: stored[claim.key])
@@ -136,6 +139,7 @@ def _curate(recipe: Recipe, policy: str, groups: Sequence[tuple[TrajectoryGroup,
             else:
                 _note_outcome(codec.decode(one.value, Outcome), fate)
         fates.append(fate)
+    CuratorPartition(context, (topic, 0), 1).restore(partition.snapshot())
     return fates
 
 

@@ -218,6 +218,7 @@ def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) 
     def check(message: Message) -> None:
         told = [fits(outgoing) for outgoing in partition.handle(message)]
         assert all(isinstance(record, Outcome | CuratedGroup | DeadLetter) for record in told)
+        assert not blames_an_algorithm(told)
         with suppress(HeaderError):
             if Stamp.from_headers(message.headers).number == message.offset:
                 assert told, "nothing disappears silently"
@@ -232,6 +233,13 @@ def test_a_curator_gives_an_outcome_or_a_dead_letter_for_everything(fuzz: Fuzz) 
 HEADERS = Stamp("run-1", "sums", 0, policy="solver").to_headers()
 TWO = group().trajectories[:2]
 ENDLESS = Span("generated", 2**62)
+VAST = (2**31 - 1, 2**40, 2**62)
+
+
+def spanned(*spans: Span) -> tuple[Trajectory, ...]:
+    """Return three trajectories, one of them with these spans and a run of versions as long as any."""
+    runs = np.array([-1, 2**31 - 1, 3, 2], np.int32)
+    return (*TWO, Trajectory("c", 1.0, {}, (replace(sequence(), spans=spans, version_runs=runs),)))
 
 
 WOULD_STOP_A_CURATOR: tuple[tuple[tuple[str, bytes] | None, dict[str, Any]], ...] = (
@@ -243,6 +251,9 @@ WOULD_STOP_A_CURATOR: tuple[tuple[tuple[str, bytes] | None, dict[str, Any]], ...
     (None, {"claim": ClaimCheck("main", "../x", "0" * 64, 2**60)}),
     (None, {"claim": ClaimCheck("elsewhere", "groups/x", "0" * 64, 5)}),
     (None, {"trajectories": (Trajectory(sequences=(replace(sequence(), spans=(ENDLESS,) * 4),)),) * 2}),
+    *((None, {"trajectories": spanned(Span("prompt", length), Span("generated", 2))}) for length in VAST),
+    *((None, {"trajectories": spanned(Span("prompt", 2), Span("generated", length))}) for length in VAST),
+    *((None, {"trajectories": spanned(Span("prompt", 2), Span("generated", 2), Span("x", n))}) for n in VAST),
     (None, {"trajectories": (Trajectory(reward=float("nan")), Trajectory(reward=float("inf")))}),
     (None, {"trajectories": (Trajectory(),) * 5000}),
 )
@@ -255,8 +266,14 @@ def test_what_would_have_stopped_a_curator_is_an_outcome_or_a_dead_letter() -> N
         headers = [h for h in HEADERS if not header or h[0] != header[0]] + ([header] if header else [])
         given = Message("t", 0, 0, b"", codec.encode(group(**changed)), headers)
         with memory_limit(1 << 30):
-            told = [type(fits(outgoing)) for outgoing in partition.handle(given)]
-        assert told in ([Outcome], [DeadLetter], [Outcome, CuratedGroup]), case
+            told = [fits(outgoing) for outgoing in partition.handle(given)]
+        assert [type(record) for record in told] in ([Outcome], [DeadLetter], [Outcome, CuratedGroup]), case
+        assert not blames_an_algorithm(told), case
+
+
+def blames_an_algorithm(told: list[Any]) -> bool:
+    """Return whether an algorithm failed: eight such groups in a row end a curator."""
+    return any(isinstance(record, DeadLetter) and record.reason == "algorithm_failed" for record in told)
 
 
 def test_a_curator_takes_back_its_snapshot_or_refuses_it(fuzz: Fuzz) -> None:

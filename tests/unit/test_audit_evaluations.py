@@ -17,7 +17,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.records import ClaimCheck, DeadLetter, EvalResult, Snapshot, TrajectoryGroup
+from headrace.schemas.records import ClaimCheck, DeadLetter, EvalResult, Failure, Snapshot, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR
 
 RECIPE = sums_recipe(evaluate={"problems": 2})
@@ -232,7 +232,7 @@ def test_where_a_version_played_along_in_another_evaluation_nobody_knows_which_a
 
 def test_a_result_of_an_older_build_counts_failed_episodes_as_wrong_and_closes() -> None:
     scene = Scene()
-    scene.answers[2] = replace(scene.answers[2], n_asked=4)
+    scene.answers[2] = replace(scene.answers[2], n_asked=4, failures=(Failure(),) * 2)
     fold = EvaluationFold("r", 2)
     answers = (scene.answers[number] for number in (2, 3))
     [counted_apart] = [result for one in answers if (result := fold.fold_group(one)) is not None]
@@ -243,6 +243,23 @@ def test_a_result_of_an_older_build_counts_failed_episodes_as_wrong_and_closes()
     assert not scene.said()
     scene.results[1] = replace(counted_apart, avg_at_k=0.375)
     assert scene.said()
+
+
+def test_a_result_of_an_older_build_may_count_as_failed_in_what_the_policy_did_not_act_and_closes() -> None:
+    scene = Scene()
+    scene.answers[2] = replace(scene.answers[2], n_asked=4, failures=(Failure(),))
+    fold = EvaluationFold("r", 2)
+    answers = (scene.answers[number] for number in (2, 3))
+    [whole] = [result for one in answers if (result := fold.fold_group(one)) is not None]
+    assert (whole.samples, whole.failures) == (2, 1)
+    scene.answers[3] = replace(scene.answers[3], n_asked=4)
+    fold = EvaluationFold("r", 2)
+    answers = (scene.answers[number] for number in (2, 3))
+    [whole] = [result for one in answers if (result := fold.fold_group(one)) is not None]
+    assert (whole.samples, whole.failures) == (4, 1)
+    for failures, closes in ((0, False), (1, True), (2, True), (4, True), (5, False)):  # 2: it began before an update
+        scene.results[1] = replace(whole, failures=failures)
+        assert (not scene.said()) == closes
 
 
 def test_a_result_is_the_mean_of_its_rewards_and_one_of_an_older_build_that_of_rewards_cut_off_to_0_to_1() -> None:
@@ -260,7 +277,7 @@ def test_a_result_is_the_mean_of_its_rewards_and_one_of_an_older_build_that_of_r
 def test_a_result_without_a_reward_closes() -> None:
     scene = Scene()
     for number in (2, 3):
-        scene.answers[number] = replace(scene.answers[number], trajectories=(), n_asked=2)
+        scene.answers[number] = replace(scene.answers[number], trajectories=(), n_asked=2, failures=(Failure(),) * 2)
     fold = EvaluationFold("r", 2)
     answers = (scene.answers[number] for number in (2, 3))
     [scene.results[1]] = [result for one in answers if (result := fold.fold_group(one)) is not None]

@@ -145,13 +145,14 @@ WHOLE = candidate(1.0, 0.0)
         ),
         (Keep(replace(WHOLE, rewards=("1", 0.0))), "rewards must be numbers; got"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, rewards=np.zeros((2, 1)))), "rewards must be numbers; got"),
-        (Keep(replace(WHOLE, min_version=None)), "min_version must be a whole number; got None"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, min_version=None)), r"min_version must be a whole number .*; got None"),  # type: ignore[arg-type]
         (WHOLE.group, "failed: TypeError"),
         (Keep(replace(WHOLE, rejected=(Rejection(2, "x"),))), r"rejected must .* got \(Rejection\(index=2"),
         (Keep(replace(WHOLE, rejected=(Rejection(-1, "x"),))), r"rejected must .* got \(Rejection\(index=-1"),
         (Keep(replace(WHOLE, rejected=(Rejection(0, None),))), r"rejected must .* reason=None"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, rejected=((0, "x", ""),))), r"rejected must .* got \(\(0, 'x'"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, rejected=0)), r"rejected must .* got 0"),  # type: ignore[arg-type]
+        (Keep(replace(WHOLE, min_version=2**63 - 1)), r"min_version must be a whole number of at most 2\^62; got 92"),
         (
             Keep(candidate(1.0, 0.0, number=9)),
             "the candidate of a Keep must be of the group that",
@@ -204,7 +205,12 @@ def test_the_numbers_of_a_replay_become_those_of_a_record_or_it_is_refused() -> 
     given = Replay(GroupUse("sums", four, four), four, four, four, cast("Any", np.float32(0.5)))
     _, again = Chain([("own", Returning([given, Keep(WHOLE)]))]).process(WHOLE, 3)
     assert repr(again) == repr(Replay(GroupUse("sums", 4, 4), 4, 4, 4, 0.5))
-    for wrong in (replace(given, use=cast("Any", ("sums", 4))), replace(given, weight=cast("Any", "1"))):
+    for wrong in (
+        replace(given, use=cast("Any", ("sums", 4))),
+        replace(given, weight=cast("Any", "1")),
+        replace(given, deadline_version=2**63),
+        replace(given, min_version=-(2**63)),
+    ):
         with pytest.raises(AlgorithmFailed, match="own returned what cannot be used: a Replay must"):
             Chain([("own", Returning([Keep(WHOLE), wrong]))]).process(WHOLE, 3)
 
@@ -330,7 +336,8 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("replay_uniform", {"capacity": 0}, "capacity must be 1 or more; got 0"),
         ("replay_uniform", {"capacity": 10**6}, "capacity must be at most 20,000"),
         ("replay_uniform", {"max_uses": 1}, "max_uses must be 2 or more; got 1"),
-        ("replay_recency", {"max_staleness": -1}, "max_staleness must be 0 or more; got -1"),
+        ("replay_uniform", {"max_staleness": 2**63 - 1}, "max_staleness must be from 0 to 4611686018427387904; got 92"),
+        ("replay_recency", {"max_staleness": -1}, "max_staleness must be from 0 to 46.*; got -1"),
         ("replay_recency", {"half_life": 0.0}, "half_life must be above 0; got 0.0"),
         ("replay_prioritised", {"alpha": 11.0}, "alpha must be from 0 to 10; got 11.0"),
         ("replay_prioritised", {"beta": 1.5}, "beta must be from 0 to 1; got 1.5"),
@@ -358,3 +365,53 @@ def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_boun
         made = load_policy_chain(recipe, "solver")
         assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)
         assert made.process(candidate(1.0, 0.0), 6) == (Drop("stale", "version 3 is 3 behind 6, limit 2"),)
+
+
+class Remembering(Stateless):
+    """Has the state that it was given."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def process(self, candidate: Candidate, clock: int) -> Any:
+        return Keep(candidate)
+
+    def snapshot(self) -> Any:
+        return self.state
+
+    def restore(self, state: Any) -> None:
+        self.state = state
+
+
+class Converting(Remembering):
+    """Makes numbers again of the keys that were numbers."""
+
+    def restore(self, state: Any) -> None:
+        self.state = {"kept": [{int(key): value for key, value in state["kept"][0].items()}]}
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"n": np.int64(3)}, "algorithm own could not .* must be plain JSON: Object of type int64 is not JSON"),
+        ({"n": {3}}, "must be plain JSON: Object of type set is not JSON"),
+        ({"n": {(1, 2): 3}}, "must be plain JSON: keys must be str"),
+        ({"kept": [{7: 1}]}, r"algorithm own could not go on after a restart: its snapshot has keys .* such as 7, and"),
+        ({"kept": {"a": ({True: 1},)}}, "keys that are no texts, such as True, and"),
+    ],
+)
+def test_a_state_that_would_come_back_as_another_one_names_its_algorithm(state: Any, why: str) -> None:
+    with pytest.raises(ChainError, match=why):
+        Chain([("own", Remembering(state))]).snapshot()
+
+
+def test_a_state_that_comes_back_is_taken_as_it_is() -> None:
+    circle: list[Any] = []
+    for one in (
+        Remembering({"kept": {"a": math.nan}, "of": (1, (2, "x")), "none": None}),
+        Converting({"kept": [{7: 1, 8: 2}]}),
+    ):
+        assert Chain([("own", one)]).snapshot() == {"chain": [["own", one.state]]}
+    circle.append(circle)
+    with pytest.raises(ChainError, match="must be plain JSON"):
+        Chain([("own", Remembering(circle))]).snapshot()

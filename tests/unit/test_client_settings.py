@@ -11,11 +11,17 @@ from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka import client_settings
-from headrace.infra.kafka.client_settings import check_client_settings, read_client_settings
+from headrace.infra.kafka.client_settings import LEAST_POLL_MS, check_client_settings, read_client_settings
+from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Kafka, Recipe, Store
+from headrace.infra.run import run as runs
 from headrace.infra.run.revisions import find_differences
+from headrace.infra.run.run import Run
+from headrace.infra.store.bucket import STORE_TIMEOUT_S
+from headrace.infra.store.object_store import StoreAddress, StoreUnavailable
+from headrace.schemas.records import ClaimCheck
 
 SECRET = "correct-horse-battery-staple"
 
@@ -197,3 +203,33 @@ def test_a_run_of_an_older_build_with_a_secret_in_its_recipe_is_gone_on_with_and
         'kafka.client.sasl.username: "me" -> (not set)',
         "kafka.client: (not set) -> {}",
     ]
+
+
+def test_a_wait_for_the_store_ends_before_a_member_of_a_group_must_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    class Away:
+        def get(self, *_: object) -> bytes:
+            nonlocal now_s
+            now_s += 4 * STORE_TIMEOUT_S  # two requests, which both connect and read in vain
+            raise StoreUnavailable("no answer")
+
+    class Pauses:
+        def __init__(self, _first_s: float, longest_s: float) -> None:
+            self.longest_s = longest_s
+
+        def next_s(self) -> float:
+            nonlocal now_s
+            now_s += self.longest_s
+            return 0.0
+
+    monkeypatch.setattr(runs, "Backoff", Pauses)
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now_s)
+    for interval_ms in (LEAST_POLL_MS, 60_000, 100_000, 300_000):
+        client = {} if interval_ms == 300_000 else {"max.poll.interval.ms": str(interval_ms)}  # librdkafka's default
+        run = Run(RunAddress(Connection("k:1", client), "r"), "one", (), StoreAddress("s:1", "b", "a", "b"))
+        run.__dict__["store"] = Away()
+        before = now_s
+        with pytest.raises(StoreUnavailable):
+            run.get(ClaimCheck("main", "groups/a", "a", 1))
+        assert 15 < now_s - before < interval_ms / 1000

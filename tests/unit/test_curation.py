@@ -11,10 +11,11 @@ from made_groups import group as small_group
 from made_recipes import sums_recipe
 
 from headrace.consumers.algorithms.chain import ChainError
-from headrace.consumers.algorithms.contract import Candidate, Keep, Result, Stateless
+from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Keep, Result, Stateless
 from headrace.consumers.curate import dedupe
 from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curator import MOST_FAILURES, CuratorPartition
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import REDRIVE_HEADER
 from headrace.infra.recipe.settings import Recipe
@@ -28,6 +29,7 @@ from headrace.schemas.records import (
     EpisodeError,
     Failure,
     Outcome,
+    Span,
     TrajectoryGroup,
 )
 from headrace.schemas.topics import Topics
@@ -306,6 +308,42 @@ def test_a_group_over_which_an_algorithm_returns_nonsense_is_dead_and_eight_in_a
         list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
 
 
+class Timeless(Picky):
+    """Gives some groups a version that no record can hold with the trainer's limit on top."""
+
+    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
+        changes = {"min_version": 2**63 - 1} if candidate.group.number in self.refused else {}
+        return (Keep(replace(candidate, **changes)),)
+
+
+def test_a_group_whose_version_no_record_can_hold_is_dead_and_the_next_one_is_kept() -> None:
+    state = picky(0, kind=Timeless)
+    dead = handled(state, group(0))
+    assert (dead.reason, dead.number) == ("algorithm_failed", 0)
+    assert "min_version must be a whole number of at most 2^62" in dead.detail
+    assert handled(state, group(4)).verdict == "kept"
+
+
+def test_a_replay_however_late_it_may_be_has_a_deadline_that_a_record_can_hold() -> None:
+    late = {"use": "replay_uniform", "ratio": 0.9, "max_staleness": LARGEST_NUMBER}
+    state = partition_of(["validate", late])
+    [*_, again] = [record for number in range(0, 12, 4) for record in read(list(state.handle(message(group(number)))))]
+    assert isinstance(again, CuratedGroup)
+    assert again.deadline_version == LARGEST_NUMBER + 3
+
+
+def test_groups_whose_spans_tell_of_any_length_are_dropped_and_end_no_curator() -> None:
+    state = partition()
+    for offset in range(MOST_FAILURES):
+        made = group(4 * offset)
+        first, second = made.trajectories
+        vast = replace(first.sequences[0], spans=(Span("prompt", 2**62), *first.sequences[0].spans[1:]))
+        sent = message(replace(made, trajectories=(replace(first, sequences=(vast,)), second)), offset=offset)
+        [outcome] = read(list(state.handle(sent)))
+        assert isinstance(outcome, Outcome)
+        assert (outcome.verdict, outcome.reason) == ("dropped", "invalid")
+
+
 def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:
     state, now_and_then = picky(*range(0, 400, 4)), picky(*range(0, 400, 8))
     for offset in range(4 * MOST_FAILURES):
@@ -373,3 +411,20 @@ def test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_
     assert find_recipe(recipes, 0, "solver") is RECIPE
     with pytest.raises(UnknownRevision):
         find_recipe(recipes, 3, "solver.free")
+
+
+def test_the_curator_of_a_shadow_that_a_later_recipe_dropped_ends_with_a_sentence() -> None:
+    recipes = {0: RECIPE, 1: SHADOWED, 2: RECIPE}
+    context = CuratorContext(
+        "run-1", "solver.free", Topics("t"), lambda revision: find_recipe(recipes, revision, "solver.free"), pytest.fail
+    )
+    state = CuratorPartition(context, (TOPIC, 0), 4)
+    assert handled(state, group(0, revision=1)).verdict == "kept"
+    with pytest.raises(
+        UsageError, match=r"recipe revision 2 has no shadow solver\.free any more, so this curator is over"
+    ):
+        handled(state, group(4, revision=2))
+    with pytest.raises(UsageError, match="recipe revision 2 has no policy judge any more"):
+        find_recipe(recipes, 2, "judge")
+    recipes[3] = SHADOWED
+    assert handled(state, group(8, revision=2)).verdict == "kept", "the shadow is back"

@@ -27,6 +27,7 @@ def group(number: int, *rewards: float, version: int = 3, n_asked: int = 0, poli
         policy=policy,
         asked_version=version,
         n_asked=n_asked or len(rewards),
+        failures=(Failure(reason="late"),) * max(n_asked - len(rewards), 0),
         trajectories=tuple(
             Trajectory(reward=reward, sequences=(Sequence(ids=np.zeros(20, np.int32), spans=spans),))
             for reward in rewards
@@ -59,6 +60,17 @@ def test_failed_episodes_are_counted_apart_and_are_no_wrong_answers() -> None:
     assert result is not None
     assert (result.avg_at_k, result.played, result.failures, result.samples) == (0.75, 3, 9, 4)
     assert result.pass_at_k == {"1": 0.75, "2": 1.0}, "of two samples only one problem has them"
+
+
+def test_episodes_in_which_a_policy_did_not_act_neither_played_nor_failed() -> None:
+    """So the page counts as failed only what somebody should look at."""
+    fold = EvaluationFold("r", 3)
+    acted_once = replace(group(0, 1.0, n_asked=4), failures=(Failure(reason="error"),))
+    never_acted = replace(group(1, n_asked=4), failures=(), reason="not_acted")
+    [result] = fold_all(fold, [acted_once, never_acted, replace(group(2, 0.0, n_asked=2), failures=(Failure(),) * 9)])
+    assert (result.avg_at_k, result.played, result.failures) == (0.5, 2, 2), "no more than had no trajectory"
+    [result] = fold_all(EvaluationFold("r", 1), [replace(acted_once, failures=())])
+    assert describe_evaluation(result) == "1.00 at version 3"
 
 
 def test_the_error_of_a_held_out_reward_is_by_how_its_problems_differ() -> None:
@@ -218,6 +230,18 @@ def test_a_task_that_a_later_revision_sends_again_leaves_its_evaluation_as_large
     assert fold.fold_group(replace(group(1, 1.0), revision=1)) is None
     [result] = fold_all(fold, [group(0, 1.0)])
     assert result.asked == 2
+
+
+def test_an_evaluation_that_was_counted_by_another_recipe_goes_on_by_its_own_after_a_restart() -> None:
+    """An evaluator that had not seen revision 1 took the number of problems of revision 0."""
+    for counted, asked, concluded in ((4, 2, [(3, 2)]), (2, 3, [])):
+        first, later = EvaluationFold("r", counted, [counted]), EvaluationFold("r", asked, [counted, asked])
+        found = [replace(group(number, 1.0), revision=1) for number in range(3)]
+        assert fold_all(first, found[: min(counted, asked) - (counted < asked)]) == []
+        later.restore(json.loads(json.dumps(first.snapshot())))
+        assert [(one.version, one.asked) for one in later.conclude_complete()] == concluded
+        assert [one.asked for one in fold_all(later, found)] == ([] if concluded else [3])
+        assert later.conclude_complete() == []
 
 
 def test_a_snapshot_that_does_not_say_how_many_problems_were_asked_goes_by_the_recipe() -> None:

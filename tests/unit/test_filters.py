@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tracemalloc
 
 import numpy as np
 from made_groups import candidate, dropped, group, kept, sequence
@@ -129,6 +130,18 @@ def test_run_lengths_that_tell_of_more_than_memory_are_refused_and_not_made() ->
     vast = dataclasses.replace(sequence(), version_runs=np.array([-1, 2, 3, 2**31 - 1], np.int32))
     whole = Candidate.of(group((1.0, 0.0, 1.0), sequences=(sequence(), vast, sequence())))
     assert [r.reason for r in kept(Validate().process(whole, 3)).rejected] == ["versions"]
+
+
+def test_span_lengths_that_tell_of_more_than_memory_are_refused_and_no_zeros_are_made_for_them() -> None:
+    for length in (2**31 - 1, 2**40, 2**62):
+        vast = dataclasses.replace(sequence(), spans=(Span("prompt", length), Span("generated", 1)))
+        runs = np.array([-1, 2**31 - 1, 3, 1], np.int32)
+        for one in (vast, dataclasses.replace(vast, version_runs=runs)):
+            whole = Candidate.of(group((1.0, 0.0, 1.0), sequences=(sequence(), one, sequence())))
+            tracemalloc.start()
+            assert [r.reason for r in kept(Validate().process(whole, 3)).rejected] == ["spans"]
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            tracemalloc.stop()
 
 
 # -------------------------------------------------------------------------------------------------------- length_bounds

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from headrace.infra.kafka.clients import Connection, KafkaRefused, take_good_messages
+from headrace.infra.kafka.clients import Connection, KafkaRefused, Message, take_good_messages
+from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.group_consumer import GroupConsumer, Membership
+from headrace.infra.run.group_restore import Restored
 
 
 class Client:
@@ -67,3 +70,21 @@ def test_a_client_that_can_do_no_more_is_built_anew() -> None:
 
     with pytest.raises(MustRestart, match="goes on with a new client"):
         take_good_messages([cast("Any", Report())], "reading in")
+
+
+def test_no_offset_is_committed_without_a_snapshot_that_a_member_could_go_on_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without one, a partition whose offset Kafka has deleted looks as if it had never been read."""
+    state = cast("Any", SimpleNamespace(handle=lambda _: (), snapshot=lambda: b"{}", is_last_refused=False))
+    for restored, due in ((Restored(state, 0, 0, -1), [1, 0]), (Restored(state, 0, 0, 3), [0, 0])):
+        one = member(monkeypatch, Client(0))
+        one.membership = replace(one.membership, snapshot_every_s=1e9)
+        one._hold(("in", 0), restored)
+        for offset, snapshots in enumerate(due):
+            one.handle(Message("in", 0, offset, b"", b""))
+            written = list(one.before_commit(()))
+            assert len(written) == snapshots
+            committed = one.offsets([Ticket(3)] * snapshots)
+            assert committed is not None
+            assert [position.metadata for position in committed.positions] == ['{"snapshot": 3}']

@@ -131,7 +131,7 @@ def test_after_a_stop_in_good_order_nothing_is_handled_again(monkeypatch: pytest
 
 
 def test_a_group_that_has_never_been_anywhere_begins_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    LOG[STATE] = LOG[STATE][2:]
+    LOG[STATE], LOG[OUT] = LOG[STATE][2:], []
     one = restored(monkeypatch)
     assert (one.was_lost, one.begin, one.end, one.snapshot_offset) == (False, 0, 0, -1)
 

@@ -78,6 +78,21 @@ class Picky:
         pass
 
 
+class Keyed(Picky):
+    def __init__(self, fault=""):
+        self.fault, self.seen = fault, {}
+
+    def process(self, candidate, clock):
+        self.seen[candidate.group.number] = clock
+        return [Keep(candidate)]
+
+    def snapshot(self):
+        return {} if self.fault else {"seen": self.seen}
+
+    def restore(self, state):
+        self.seen = state["seen"]
+
+
 def half(members, *, share=0.5):
     if len(members) > 4:
         raise ZeroDivisionError("too many")
@@ -222,6 +237,15 @@ def test_every_turn_is_shown_and_a_group_that_the_chain_fails_over_is_dead(own: 
     assert step is not None
     assert (step.groups, step.chain_kept) == (1, 1)
     assert step.tokens == sum(s.tokens for t in kept.group.trajectories for s in t.sequences)
+
+
+def test_a_data_algorithm_that_could_not_go_on_after_a_restart_is_found(own: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"Keyed could not go on after a restart: .* keys that are no texts, such as 0"
+    ):
+        tried(own, 'curate.chain=["quiz_of_a_trial:Keyed"]')
+    with pytest.raises(OwnCodeFailed, match=r"(?s)'seen'.*in restore.*KeyError"):
+        tried(own, 'curate.chain=[{ use = "quiz_of_a_trial:Keyed", fault = "no state" }]')
 
 
 def test_a_group_that_is_large_takes_the_way_of_large_groups_and_says_the_same(own: str) -> None:
