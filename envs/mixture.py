@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -54,10 +55,13 @@ class Mixture:
             )
         if isinstance(tiers, str) or set(tiers) - set(names):
             raise ValueError(f"tiers must be a list of names of sources, from {', '.join(names)}; got {tiers!r}")
-        self._names = tuple(names)
-        chosen = {name: source for name, source in zip(names, sources, strict=True) if not tiers or name in tiers}
+        self._seed, self._settings = seed, dict(zip(names, sources, strict=True))
+        chosen = {name: source for name, source in self._settings.items() if not tiers or name in tiers}
         weights = _scale_to_integers({name: source.get("weight", 1) for name, source in chosen.items()})
         self._sources = [_Source(name, _build(name, seed, chosen[name]), weights[name]) for name in chosen]
+        self._scorers = {source.name: source.environment for source in self._sources}
+        """The built sources: also those that are not asked, once one of their problems came."""
+        self._building = threading.Lock()
         self._cycle = _draw_by_largest_deficit([source.weight for source in self._sources])
         if all(isinstance(source.environment, GivesExamples) for source in self._sources):
             self.example = self._example  # an attribute, so that a mixture gives examples only if all its sources do
@@ -89,13 +93,23 @@ class Mixture:
         return replace(found, task_id=f"{source.name}/{found.task_id}", tier=tier, extra=extra)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Let the source score its own problem."""
-        named = [one for one in self._sources if problem.task_id.startswith(f"{one.name}/")]
-        source = max(named, key=lambda one: len(one.name))
+        """Let the source score its own problem, also one that is not asked: the feeder may have raised the tier."""
+        source = max((one for one in self._settings if problem.task_id.startswith(f"{one}/")), key=len)
         extra = {key: value for key, value in problem.extra.items() if key != OWN_TIER}
-        task_id = problem.task_id.removeprefix(f"{source.name}/")
+        task_id = problem.task_id.removeprefix(f"{source}/")
         own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)
-        return source.environment.score(own, text)
+        return self._open(source).score(own, text)
+
+    def prepare_tiers(self) -> None:
+        """Build all sources, so that no score has to wait for one. Raises ValueError for one that cannot be built."""
+        for name in self._settings:
+            self._open(name)
+
+    def _open(self, name: str) -> Environment:
+        with self._building:  # scores run in several threads
+            if name not in self._scorers:
+                self._scorers[name] = _build(name, self._seed, self._settings[name])
+            return self._scorers[name]
 
     def read_data(self) -> tuple[ReadData, ...]:
         """Read the data of all sources that have some. Raises TaskFileError."""
@@ -103,7 +117,7 @@ class Mixture:
 
     def tiers(self) -> tuple[str, ...]:
         """Return the names of all sources, in the order of the recipe."""
-        return self._names
+        return tuple(self._settings)
 
     def asked(self) -> tuple[str, ...]:
         """Return the names of the sources in use."""

@@ -11,6 +11,8 @@ from headrace.envs.contract import GivesExamples, HasTiers
 from headrace.envs.mixture import Mixture
 from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.registry import load_environment
+from headrace.infra.recipe.settings import Recipe
+from headrace.producers.rollout.conclusions import build_workflow_spec
 
 EASY = {"use": "arithmetic", "name": "easy", "tiers": ["sum1"], "tasks": 6, "weight": 3}
 HARD = {"use": "arithmetic", "name": "hard", "tiers": ["sum2", "times"], "tasks": 5}
@@ -119,6 +121,36 @@ def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
     env = mixture(tiers=["hard"])
     assert isinstance(env, HasTiers)
     assert (env.tiers(), env.asked(), set(names(env, 4))) == (("easy", "hard"), ("hard",), {"hard"})
+
+
+def test_a_source_that_is_not_asked_scores_its_problems_all_the_same(tmp_path: Path) -> None:
+    raised, narrowed = mixture(tiers=["hard"]).problem("train", 0), mixture(tiers=["easy"])
+    for env in (narrowed, mixture(tiers=["easy"])):
+        assert env.score(raised, f"\\boxed{{{raised.answer}}}").reward == 1
+    assert (narrowed.asked(), narrowed.size("train"), set(names(narrowed, 8))) == (("easy",), 6, {"easy"})
+    missing = {"use": "jsonl", "path": str(tmp_path / "missing.jsonl")}
+    beside = mixture(EASY, missing, tiers=["easy"])
+    assert beside.problem("train", 0).tier == "easy", "what is not asked is not read"
+    with pytest.raises(ValueError, match=r"source jsonl: .*missing\.jsonl"):
+        beside.prepare_tiers()
+
+
+def test_a_raised_tier_is_read_before_the_first_score_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(Mixture, "prepare_tiers", lambda _: built.append("all"))
+    settings = {"sources": [EASY, HARD], "tiers": ["easy"]}
+    workflow = {"env": {"use": "mixture", **settings}, "policies": {"solver": "p"}}
+    for raise_tier, found in ((False, []), (True, ["all"])):
+        recipe = Recipe.model_validate(
+            {
+                "name": "r",
+                "policies": {"p": {"path": "x"}},
+                "workflows": {"w": workflow},
+                "feed": {"raise_tier": raise_tier},
+            }
+        )
+        build_workflow_spec(recipe, "w")
+        assert built == found
 
 
 @pytest.mark.parametrize(
