@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from headrace.schemas.records import ReadData
 
 MOST_DRAWS = 100_000
 """Longest cycle of draws; finer weights would make no difference in a run."""
-OWN_TIER = "source_tier"
-"""Key in a problem's `extra` for its tier in its source."""
+OWN_TIER = re.compile("(source_)+tier")
+"""Keys in a problem's `extra` for its tier in its source: the longest is of the outermost mixture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Mixture:
         """
         source, own_index = self._find_source(split, index)
         found = source.environment.problem(split, own_index)
-        extra = {**found.extra, OWN_TIER: found.tier}
+        extra = {**found.extra, f"source_{_find_own_tier(found.extra)}": found.tier}
         is_of_set = split == "held_out" and found.tier in getattr(source.environment, "held_out_names", ())
         tier = f"{source.name}/{found.tier}" if is_of_set else source.name
         return replace(found, task_id=f"{source.name}/{found.task_id}", tier=tier, extra=extra)
@@ -95,9 +96,10 @@ class Mixture:
     def score(self, problem: Problem, text: str) -> Score:
         """Let the source score its own problem, also one that is not asked: the feeder may have raised the tier."""
         source = max((one for one in self._settings if problem.task_id.startswith(f"{one}/")), key=len)
-        extra = {key: value for key, value in problem.extra.items() if key != OWN_TIER}
+        own_tier = _find_own_tier(problem.extra)
+        extra = {key: value for key, value in problem.extra.items() if key != own_tier}
         task_id = problem.task_id.removeprefix(f"{source}/")
-        own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)
+        own = replace(problem, task_id=task_id, tier=problem.extra[own_tier], extra=extra)
         return self._open(source).score(own, text)
 
     def prepare_tiers(self) -> None:
@@ -138,6 +140,11 @@ class Mixture:
         own_index = rounds * source.weight + before
         size = source.environment.size(split)
         return source, own_index if size is None else own_index % max(size, 1)
+
+
+def _find_own_tier(extra: Mapping[str, Any]) -> str:
+    """Return the longest key for a tier; `tier` if there is none."""
+    return max(filter(OWN_TIER.fullmatch, extra), key=len, default="tier")
 
 
 def _draw_by_largest_deficit(weights: Sequence[int]) -> list[tuple[int, int]]:

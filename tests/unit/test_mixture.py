@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,23 @@ def test_a_source_is_given_its_problem_without_what_the_mixture_added(monkeypatc
     monkeypatch.setattr("headrace.envs.arithmetic.Judge", Judge, raising=False)
     env = mixture({"use": "headrace.envs.arithmetic:Judge", "name": "judge"})
     env.score(env.problem("train", 0), "")
+
+
+@pytest.mark.parametrize("keys", [(), ("source_tier",), ("source_source_tier",)])
+def test_a_source_may_be_a_mixture_or_keep_a_key_of_its_own_that_mixtures_use(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    class Keeps(Judge):
+        def __init__(self, seed: int) -> None:
+            super().__init__(seed)
+            self.asked = replace(self.asked, extra=dict.fromkeys(keys, "kept"))
+
+    monkeypatch.setattr("headrace.envs.arithmetic.Judge", Keeps, raising=False)
+    inner = {"use": "mixture", "name": "inner", "sources": [{"use": "headrace.envs.arithmetic:Judge", "name": "judge"}]}
+    for env in (mixture(inner), mixture({"use": "mixture", "name": "outer", "sources": [inner]})):
+        problem = problem_from_json(problem_to_json(env.problem("train", 0)))
+        env.score(problem, "")
+        assert all(problem.extra[key] == "kept" for key in keys)
 
 
 def test_held_out_sets_of_a_source_keep_their_names(tmp_path: Path) -> None:
