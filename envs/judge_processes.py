@@ -119,8 +119,9 @@ def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> byt
         child.stdin.write(question)
     except OSError:
         return None
-    ready, _, _ = select.select([child.stdout], [], [], limit_s)
-    return (child.stdout.readline() or None) if ready else None
+    poll = select.poll()  # `select.select` refuses descriptors from 1,024 on
+    poll.register(child.stdout, select.POLLIN)
+    return (child.stdout.readline() or None) if poll.poll(limit_s * 1000) else None
 
 
 def answer_lines(judge: Callable[[str, str], bool]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import sys
 import threading
 import time
@@ -67,10 +69,22 @@ def test_the_answer_to_a_question_that_was_interrupted_meets_no_other_question(m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.envs.judge_processes.select.select", interrupt)
+        patch.setattr("headrace.envs.judge_processes.select.poll", interrupt)
         with pytest.raises(KeyboardInterrupt):
             judge.is_same("Y", "x")
     assert judge.is_same("X", "x"), "and not the answer of before, which is no"
+
+
+def test_a_judge_answers_also_in_a_process_with_thousands_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert JudgeProcesses(JUDGES).is_same("X", "x")
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_many_threads_may_ask() -> None:
