@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from headrace.envs.contract import Environment, HasTiers, Problem, Split
-from headrace.envs.payload import problem_to_json
+from headrace.envs.payload import check_task_can_hold
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.own_frames import locate_error, make_encodable, read_error_text
 from headrace.infra.unreachable import is_unreachable
@@ -174,7 +174,7 @@ class TaskSource:
         environment = self._environment(tier)
         try:
             problem = environment.problem(split, index)
-            problem_to_json(problem)  # check that a task can hold it
+            check_task_can_hold(problem)
         except Exception as error:
             kind = EnvironmentAway if is_unreachable(error) else EnvironmentFailed
             raise kind(
