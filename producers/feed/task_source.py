@@ -50,10 +50,12 @@ def refuse_small_held_out(workflow: str, environment: Environment, count: int) -
     """Raise UsageError if an environment holds out fewer problems than an evaluation needs."""
     size = environment.size("held_out")
     if size is not None and size < count:
-        raise UsageError(
-            f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out only {size} "
-            f"problems: set evaluate.problems to at most {size}"
+        found = (
+            f"only {size} problems: set evaluate.problems to at most {size}"
+            if size
+            else ("no problems: set evaluate.every to 0, or hold out some")
         )
+        raise UsageError(f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out {found}")
 
 
 class TaskSource:

@@ -9,6 +9,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.recipe.settings import Feed, Named
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
 from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
-from headrace.producers.feed.task_source import MOST_UNBUILT, EnvironmentAway, EnvironmentFailed, TaskSource
+from headrace.producers.feed.task_source import (
+    MOST_UNBUILT,
+    EnvironmentAway,
+    EnvironmentFailed,
+    TaskSource,
+    refuse_small_held_out,
+)
 from headrace.schemas.records import Outcome
 
 
@@ -136,6 +143,9 @@ def test_a_selector_chooses_among_the_tiers_that_the_recipe_asks_and_each_has_it
 def test_what_an_environment_or_a_selector_cannot_give_is_said() -> None:
     with pytest.raises(UsageError, match=r"evaluate.problems is 128.*at most 2"):
         source().list_held_out(128)
+    environment: Any = SimpleNamespace(size=lambda _: 0)
+    with pytest.raises(UsageError, match=r"holds out no problems: set evaluate\.every to 0"):
+        refuse_small_held_out("sums", environment, 128)
     with pytest.raises(
         EnvironmentFailed, match=r"'sums' of workflow math failed to build problem 1 of split held_out: RuntimeError"
     ):
