@@ -53,7 +53,7 @@ def refuse_small_held_out(workflow: str, environment: Environment, count: int) -
         found = (
             f"only {size} problems: set evaluate.problems to at most {size}"
             if size
-            else ("no problems: set evaluate.every to 0, or hold out some")
+            else "no problems: set evaluate.every to 0, or hold out some"
         )
         raise UsageError(f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out {found}")
 
