@@ -32,7 +32,7 @@ _SPACE_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=\.?[0-9])|(?<=[0-9][,.]) (?=[
 _TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathbf|mathit)\{([^{}]*)\}")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|([0-9a-zA-Z]|\\(?!frac|sqrt)[a-zA-Z]+))"
 _FRACTION_ARGUMENTS = re.compile(rf"\\frac{_ARGUMENT}{_ARGUMENT}")
-_ROOT_ARGUMENT = re.compile(r"\\sqrt\s*(\[[^\[\]{}]*\])?\s*([0-9a-zA-Z])")
+_ROOT_ARGUMENT = re.compile(r"\\sqrt\s*(?:(\[[^\[\]{}]*\])\s*)?([0-9a-zA-Z])")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
 _SCRIPT = re.compile(r"([\^_])\{([0-9a-zA-Z])\}")
 _VULGAR_FRACTION = re.compile(

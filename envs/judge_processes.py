@@ -10,10 +10,19 @@ from collections.abc import Callable, Sequence
 from queue import LifoQueue
 from weakref import finalize
 
+from headrace.infra.errors import HeadraceError
+from headrace.infra.process.log_lines import find_last_error
+
 JUDGE_LIMIT_S = 5.0
 FIRST_LIMIT_S = 60.0
 """Seconds for the first answer of a process, which includes its imports."""
 PROCESSES = 2
+PROBE = ("1", "1")
+"""Two texts that every judge can compare."""
+
+
+class JudgeBroken(HeadraceError):
+    """A judge cannot answer at all, so its answers say nothing about the texts."""
 
 
 class JudgeProcesses:
@@ -26,6 +35,9 @@ class JudgeProcesses:
         limit_s: Seconds for an answer. A child that takes longer is killed, and its answer is no.
         processes: Most child processes.
         first_limit_s: Seconds for the first answer of a child, its start included.
+
+    A child that dies or is late answers no, because the texts may be the cause. Before that, one child must have
+    compared two simple texts.
     """
 
     def __init__(
@@ -37,19 +49,23 @@ class JudgeProcesses:
     ) -> None:
         self._command = list(command)
         self._limit_s, self._first_limit_s = limit_s, first_limit_s
+        self._is_proven = False
+        """Whether a child has ever answered."""
         self._idle: LifoQueue[subprocess.Popen[bytes] | None] = LifoQueue()
         for _ in range(processes):
             self._idle.put(None)
         finalize(self, _stop_all, self._idle)
 
     def is_same(self, given: str, gold: str) -> bool:
-        """Return a child's verdict on two texts; False if it does not answer in time."""
+        """Return a child's verdict on two texts; False if it does not answer in time. Raises JudgeBroken."""
         child, answer = self._idle.get(), None
         try:
             limit_s = self._limit_s
             if child is None:
                 child, limit_s = self._start(), self._first_limit_s
-            answer = _ask(child, json.dumps([given, gold]).encode() + b"\n", limit_s)
+                if not self._is_proven:
+                    self._prove(child)
+            answer = _ask(child, _encode(given, gold), limit_s)
             return answer == b"true\n"
         finally:
             if answer is None and child is not None:  # late, dead or interrupted: it must not answer later
@@ -61,6 +77,27 @@ class JudgeProcesses:
         return subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
         )
+
+    def _prove(self, child: subprocess.Popen[bytes]) -> None:
+        """Raise JudgeBroken, with what a further child writes, if a child cannot answer."""
+        if _ask(child, _encode(*PROBE), self._first_limit_s) is None:
+            raise JudgeBroken(f"{' '.join(self._command[:3])} {self._describe_failure()}")
+        self._is_proven = True
+
+    def _describe_failure(self) -> str:
+        limit_s = self._first_limit_s
+        try:
+            ended = subprocess.run(
+                self._command, input=_encode(*PROBE), capture_output=True, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"gives no answer within {limit_s:g} s"
+        lines = ended.stderr.decode(errors="replace").splitlines()
+        return f"exits with {ended.returncode}: {find_last_error(lines) or 'without a word'}"
+
+
+def _encode(given: str, gold: str) -> bytes:
+    return json.dumps([given, gold]).encode() + b"\n"
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -82,8 +119,9 @@ def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> byt
         child.stdin.write(question)
     except OSError:
         return None
-    ready, _, _ = select.select([child.stdout], [], [], limit_s)
-    return (child.stdout.readline() or None) if ready else None
+    poll = select.poll()  # `select.select` refuses descriptors from 1,024 on
+    poll.register(child.stdout, select.POLLIN)
+    return (child.stdout.readline() or None) if poll.poll(limit_s * 1000) else None
 
 
 def answer_lines(judge: Callable[[str, str], bool]) -> None:

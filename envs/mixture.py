@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,8 +17,8 @@ from headrace.schemas.records import ReadData
 
 MOST_DRAWS = 100_000
 """Longest cycle of draws; finer weights would make no difference in a run."""
-OWN_TIER = "source_tier"
-"""Key in a problem's `extra` for its tier in its source."""
+OWN_TIER = re.compile("(source_)+tier")
+"""Keys in a problem's `extra` for its tier in its source: the longest is of the outermost mixture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,13 @@ class Mixture:
             )
         if isinstance(tiers, str) or set(tiers) - set(names):
             raise ValueError(f"tiers must be a list of names of sources, from {', '.join(names)}; got {tiers!r}")
-        self._names = tuple(names)
-        chosen = {name: source for name, source in zip(names, sources, strict=True) if not tiers or name in tiers}
+        self._seed, self._settings = seed, dict(zip(names, sources, strict=True))
+        chosen = {name: source for name, source in self._settings.items() if not tiers or name in tiers}
         weights = _scale_to_integers({name: source.get("weight", 1) for name, source in chosen.items()})
         self._sources = [_Source(name, _build(name, seed, chosen[name]), weights[name]) for name in chosen]
+        self._scorers = {source.name: source.environment for source in self._sources}
+        """The built sources: also those that are not asked, once one of their problems came."""
+        self._building = threading.Lock()
         self._cycle = _draw_by_largest_deficit([source.weight for source in self._sources])
         if all(isinstance(source.environment, GivesExamples) for source in self._sources):
             self.example = self._example  # an attribute, so that a mixture gives examples only if all its sources do
@@ -83,19 +88,30 @@ class Mixture:
         """
         source, own_index = self._find_source(split, index)
         found = source.environment.problem(split, own_index)
-        extra = {**found.extra, OWN_TIER: found.tier}
+        extra = {**found.extra, f"source_{_find_own_tier(found.extra)}": found.tier}
         is_of_set = split == "held_out" and found.tier in getattr(source.environment, "held_out_names", ())
         tier = f"{source.name}/{found.tier}" if is_of_set else source.name
         return replace(found, task_id=f"{source.name}/{found.task_id}", tier=tier, extra=extra)
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Let the source score its own problem."""
-        named = [one for one in self._sources if problem.task_id.startswith(f"{one.name}/")]
-        source = max(named, key=lambda one: len(one.name))
-        extra = {key: value for key, value in problem.extra.items() if key != OWN_TIER}
-        task_id = problem.task_id.removeprefix(f"{source.name}/")
-        own = replace(problem, task_id=task_id, tier=problem.extra[OWN_TIER], extra=extra)
-        return source.environment.score(own, text)
+        """Let the source score its own problem, also one that is not asked: the feeder may have raised the tier."""
+        source = max((one for one in self._settings if problem.task_id.startswith(f"{one}/")), key=len)
+        own_tier = _find_own_tier(problem.extra)
+        extra = {key: value for key, value in problem.extra.items() if key != own_tier}
+        task_id = problem.task_id.removeprefix(f"{source}/")
+        own = replace(problem, task_id=task_id, tier=problem.extra[own_tier], extra=extra)
+        return self._open(source).score(own, text)
+
+    def prepare_tiers(self) -> None:
+        """Build all sources, so that no score has to wait for one. Raises ValueError for one that cannot be built."""
+        for name in self._settings:
+            self._open(name)
+
+    def _open(self, name: str) -> Environment:
+        with self._building:  # scores run in several threads
+            if name not in self._scorers:
+                self._scorers[name] = _build(name, self._seed, self._settings[name])
+            return self._scorers[name]
 
     def read_data(self) -> tuple[ReadData, ...]:
         """Read the data of all sources that have some. Raises TaskFileError."""
@@ -103,7 +119,7 @@ class Mixture:
 
     def tiers(self) -> tuple[str, ...]:
         """Return the names of all sources, in the order of the recipe."""
-        return self._names
+        return tuple(self._settings)
 
     def asked(self) -> tuple[str, ...]:
         """Return the names of the sources in use."""
@@ -124,6 +140,11 @@ class Mixture:
         own_index = rounds * source.weight + before
         size = source.environment.size(split)
         return source, own_index if size is None else own_index % max(size, 1)
+
+
+def _find_own_tier(extra: Mapping[str, Any]) -> str:
+    """Return the longest key for a tier; `tier` if there is none."""
+    return max(filter(OWN_TIER.fullmatch, extra), key=len, default="tier")
 
 
 def _draw_by_largest_deficit(weights: Sequence[int]) -> list[tuple[int, int]]:

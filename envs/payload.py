@@ -8,6 +8,7 @@ from dataclasses import fields
 
 from headrace.envs.contract import Problem
 from headrace.infra.own_frames import read_error_text
+from headrace.schemas.ids import LONGEST_NAME
 
 FIELDS = tuple(f.name for f in fields(Problem))
 LATER = ("tools", "template_arguments")
@@ -35,6 +36,17 @@ def problem_to_json(problem: Problem) -> str:
             f"problem {problem.task_id!r} cannot be written as JSON ({read_error_text(error)}): its `extra`, messages "
             "and tools may hold only numbers, strings, lists and dicts"
         ) from error
+
+
+def check_task_can_hold(problem: Problem) -> None:
+    """Raise PayloadError if a problem cannot be written as JSON, or has a name that workers refuse."""
+    problem_to_json(problem)
+    for name in ("task_id", "tier"):
+        length = len(getattr(problem, name))
+        if length > LONGEST_NAME:
+            raise PayloadError(
+                f"the {name} of problem {problem.task_id!r:.40} has {length} characters: give it at most {LONGEST_NAME}"
+            )
 
 
 def problem_from_json(text: str) -> Problem:

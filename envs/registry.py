@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, cast
 
 from headrace.envs.contract import Environment, Problem, Workflow
 from headrace.envs.messages import list_contents, refuse_lone_surrogates, show_value
-from headrace.envs.payload import PayloadError, problem_to_json
+from headrace.envs.payload import PayloadError, check_task_can_hold
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import locate_error, read_error_text
 from headrace.infra.recipe.named import find_named
@@ -100,7 +100,7 @@ def check_first_problem(environment: Environment) -> None:
         )
     if isinstance(given, Problem):
         try:
-            problem_to_json(given)
+            check_task_can_hold(given)
         except PayloadError as error:
             raise ValueError(f"environment {environment.name}: {error}") from error
 

@@ -12,6 +12,10 @@ import hashlib
 import time
 from typing import NamedTuple, Protocol
 
+LONGEST_NAME = 1000
+"""Most characters of a stream, task id, tier or reason, because later records repeat them. Ids of trajectories are
+repeated up to this length."""
+
 
 class HasGroup(Protocol):
     """A record, or its stamp, that names a group."""

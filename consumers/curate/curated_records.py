@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.consumers.algorithms.contract import Candidate, Rejection, Replay, generated_lengths
-from headrace.infra.kafka.decoding import LONGEST_NAME
 from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.headers import Stamp
+from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
 
 

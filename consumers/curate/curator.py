@@ -32,7 +32,6 @@ from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, is_sent_back
 from headrace.infra.kafka.decoding import (
     LARGEST_LEAP,
-    LONGEST_NAME,
     MOST_EPISODES,
     MessageRefused,
     decode_record,
@@ -55,6 +54,7 @@ from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.headers import Stamp
+from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import TrajectoryGroup
 from headrace.schemas.topics import policy_of
 

@@ -13,6 +13,7 @@ import re
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,7 @@ class ArrowRows:
         used = table.select(_choose_columns(name, table.schema.names, columns))
         _refuse_media(name, [one for one in table.schema.names if one in MEDIA and _is_filled(table[one])], columns)
         self._batches = used.to_batches(ARROW_ROWS_AT_ONCE)
-        self._short = {
-            field.name: SHORT_FLOATS[str(field.type)] for field in used.schema if str(field.type) in SHORT_FLOATS
-        }
+        self._short = {field.name: shorten for field in used.schema if (shorten := _build_shortener(field.type))}
         self._ends: list[int] = []
         for batch in self._batches:
             self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
@@ -83,7 +82,7 @@ class ArrowRows:
 
     def _shorten(self, row: dict[str, Any]) -> Row:
         """Return a row with float32 values as written: as float64, 0.1 would become 0.10000000149011612."""
-        return row | {name: float(str(kind(row[name]))) for name, kind in self._short.items() if row[name] is not None}
+        return row | {name: shorten(row[name]) for name, shorten in self._short.items()}
 
     def name_row(self, number: int) -> str:
         """Return `file, row 7`, counted from 1."""
@@ -173,6 +172,25 @@ def _import_pyarrow(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise TaskFileError(f"{name} needs pyarrow: make install EXTRAS=data") from error
     return pa
+
+
+def _build_shortener(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what writes the short floats in values of an Arrow type as they were written; None if it has none."""
+    from pyarrow import types
+
+    if short := SHORT_FLOATS.get(str(kind)):
+        return lambda value: None if value is None else float(str(short(value)))
+    if types.is_struct(kind):
+        fields = {one.name: shorten for one in kind if (shorten := _build_shortener(one.type))}
+        return partial(_shorten_fields, fields) if fields else None
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_list and (item := _build_shortener(kind.value_type)):
+        return lambda values: None if values is None else [item(value) for value in values]
+    return None
+
+
+def _shorten_fields(fields: dict[str, Callable[[Any], Any]], value: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if value is None else value | {name: shorten(value[name]) for name, shorten in fields.items()}
 
 
 def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> list[str]:

@@ -191,7 +191,8 @@ def _explain_status(url: str, error: urllib.error.HTTPError) -> Exception:
         return JudgeError(f"judge {url} refused the request: HTTP {error.code}: {said}")
     away = JudgeAway(f"judge {url} is busy or failing: HTTP {error.code}: {said}")
     with suppress(ValueError):  # a date, which is rare
-        away.retry_after_s = float(error.headers.get("Retry-After") or 0)
+        wanted = float(error.headers.get("Retry-After") or 0)
+        away.retry_after_s = wanted if wanted >= 0 else 0.0  # 0 for NaN too
     return away
 
 
@@ -260,4 +261,4 @@ class _Verdicts:
         with suppress(OSError):
             folder = self._folder / identity[:2]
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / identity, reply.encode())
+            write_atomically(folder / identity, reply.encode(errors="backslashreplace"))

@@ -22,6 +22,7 @@ RIGHT = 0.999
 """Scores at or above this count as right answers for the verifier's reward."""
 
 Judgement = Literal["approve", "reject"]
+_WORD = re.compile(r"(?<![a-zA-Z])(?:approve|reject)")
 _TAG = re.compile(r"<verify>\s*(approve|reject)\s*</verify>")
 
 
@@ -95,7 +96,7 @@ def verdict_of(output: str) -> Judgement | None:
     """
     if tags := _TAG.findall(output):
         return "approve" if tags[-1] == "approve" else "reject"
-    approves, rejects = "approve" in output, "reject" in output
-    if approves == rejects:
+    words = set(_WORD.findall(output))
+    if len(words) != 1:
         return None
-    return "approve" if approves else "reject"
+    return "approve" if "approve" in words else "reject"

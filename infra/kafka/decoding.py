@@ -19,9 +19,6 @@ log = structlog.get_logger()
 
 LARGEST_LEAP = 1000
 """A version this far ahead of the newest known one is invalid: no trainer can have reached it."""
-LONGEST_NAME = 1000
-"""Most characters of a stream, task id, tier or reason, because later records repeat them. Ids of trajectories are
-repeated up to this length."""
 MOST_EPISODES = 4096
 """Most episodes of a task, and so most trajectories of a group."""
 

@@ -72,7 +72,8 @@ class AdapterPolicy(ServedPolicy):
         return server.version is not None and (version is None or _adapters_of(server).has(version))
 
     def settle(self, server: GenerationServer) -> None:
-        """See `ServedPolicy.settle`; a restarted server gets the held versions."""
+        """See `ServedPolicy.settle`; a restarted server also gets the held versions."""
+        super().settle(server)
         for version in self._list_used():
             if folder := self._folders.find(self.name, version):
                 self._add(server, ServedWeights(version, folder))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -28,6 +28,7 @@ LOG = "stdout.log"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Seconds between two attempts to start a server."""
 LOOK_AT_SERVER_S = 2.0
+WAIT_FOR_TURN_S = 0.1
 FROZEN_S = 120.0
 """A server that has not answered for so many seconds is killed and started again."""
 
@@ -123,6 +124,8 @@ class GenerationServer:
         self.name = name
         self.version: int | None = None
         """The served version; None while the server cannot generate."""
+        self.starting: int | None = None
+        """The version with which its process is being started."""
         self.trouble = ""
         """Why the server cannot generate."""
         self.gate = RequestGate(Admission(most_requests))
@@ -151,15 +154,15 @@ class GenerationServer:
             raise ServerAway(f"{self.name} is not started")
         return api
 
-    def serve(self, weights: ServedWeights) -> float:
+    def serve(self, weights: ServedWeights, *, may_start: bool = True) -> float:
         """Load weights into the running server or start one with them; return the seconds without generation.
 
-        Raises WeightsRefused if the server keeps its old weights, and EngineAway if it failed meanwhile or does
-        not start.
+        Raises WeightsRefused if the server keeps its old weights, and EngineAway if it failed meanwhile, does not
+        start, or is down and may not be started here: then `look` starts it.
         """
-        with self._turn:
-            if self._process is not None and not self._process.is_alive():
-                self._start(weights)
+        with self._take_turn(may_start=may_start):
+            if self._is_down():
+                self._start_unless_too_early(weights)
                 return 0.0
             try:
                 self._refuse_other_writers()
@@ -214,6 +217,25 @@ class GenerationServer:
         with suppress(ServerAway):
             self.api.close()
 
+    @contextmanager
+    def _take_turn(self, *, may_start: bool) -> Iterator[None]:
+        """Wait for the turn. Raises EngineAway once the server is down, unless it may be started in this turn."""
+        while True:
+            is_mine = self._turn.acquire(timeout=WAIT_FOR_TURN_S)
+            try:
+                if not may_start and self._is_down():
+                    raise EngineAway(self.trouble or f"{self.name} is not used now: its process ended")
+                if is_mine:
+                    yield
+                    return
+            finally:
+                if is_mine:
+                    self._turn.release()
+
+    def _is_down(self) -> bool:
+        """Return whether a process of ours has to be started, or is being started."""
+        return self._process is not None and (self.starting is not None or not self._process.is_alive())
+
     def _read_load(self) -> None:
         now = time.monotonic()
         try:
@@ -259,11 +281,20 @@ class GenerationServer:
         except ServerAway:
             return False
 
+    def _start_unless_too_early(self, weights: ServedWeights) -> None:
+        if time.monotonic() < self._retry_at:
+            raise EngineAway(self.trouble)
+        try:
+            self._start(weights)
+        except EngineAway:
+            self._retry_at = time.monotonic() + self._backoff.next_s()
+            raise
+
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started
         log_file = self._process.folder / LOG
         self.trouble = f"{self._launch.what} {self.name} starts with version {weights.version} (log: {log_file})"
-        self._process.weights = weights
+        self._process.weights, self.starting = weights, weights.version
         try:
             self._process.start(self._launch.start_limit_s)
             self.api.note_started(weights.folder, weights.version)
@@ -274,6 +305,8 @@ class GenerationServer:
             why = ": ".join(filter(None, (first.partition(";")[0], said)))
             self.trouble = f"{self.name} does not start: {why} (log: {log_file})"
             raise EngineAway(self.trouble) from error
+        finally:
+            self.starting = None
         self._note_served(weights)
 
     def _note_served(self, weights: ServedWeights) -> None:

@@ -55,6 +55,10 @@ class ServedPolicy:
         self._holds: Counter[int] = Counter()
         self._turn = threading.Lock()
         """Guards `_held` and `_holds`."""
+        self._swapping = threading.Lock()
+        """Held while the newest version is loaded."""
+        self._settled: dict[GenerationServer, ServedWeights] = {}
+        """The newest version that was tried once more, by server."""
         self._deaths: Counter[int] = Counter()
         """Version to the servers that failed while they loaded it."""
 
@@ -73,11 +77,17 @@ class ServedPolicy:
                 f"{MOST_DEATHS} servers failed while they loaded version {version} of {self.name}: it is not loaded "
                 "again"
             )
-        wanted = self._write(version, weights)
+        with self._swapping:
+            return self._load_into_all(self._write(version, weights), pool)
+
+    def _load_into_all(self, wanted: ServedWeights, pool: Executor) -> float:
+        version = wanted.version
         self.loaded.add(version)
         paused: list[float] = []
         errors: list[EngineError] = []
-        outcomes = pool.map(lambda one: _serve(one, wanted), self.servers)
+        # Only the first start is waited for: later ones are the supervisor's, and hold no version up.
+        may_start = self.newest is None
+        outcomes = pool.map(lambda one: _serve(one, wanted, may_start=may_start), self.servers)
         for server, outcome in zip(self.servers, outcomes, strict=True):
             if isinstance(outcome, EngineError):
                 self._deaths[version] += isinstance(outcome, LostInLoad)
@@ -87,7 +97,7 @@ class ServedPolicy:
                 paused.append(outcome)
         if paused:
             self.newest = wanted
-        self._folders.keep(self.name, self._list_needed() | ({self.newest.version} if self.newest else set()))
+        self._folders.keep(self.name, self._list_needed() | self._list_read())
         if not paused:
             is_away = any(isinstance(error, EngineAway) for error in errors)
             raise (EngineAway if is_away else EngineError)("; ".join(map(str, errors)))
@@ -137,7 +147,24 @@ class ServedPolicy:
         return None
 
     def settle(self, server: GenerationServer) -> None:
-        """Load the other versions that a running server needs."""
+        """Load the other versions that a running server needs: here the newest, if it came while the server started."""
+        if server not in self.servers or not self._swapping.acquire(blocking=False):
+            return  # the version that is being loaded goes to all servers that are up
+        try:
+            newest = self.newest
+            if newest is None or server.version in {None, newest.version} or self._settled.get(server) == newest:
+                return
+            self._settled[server] = newest
+            outcome = _serve(server, newest, may_start=False)
+            if isinstance(outcome, EngineError):
+                log.warning("engine.not_loaded", server=server.name, version=newest.version, why=str(outcome))
+        finally:
+            self._swapping.release()
+
+    def _list_read(self) -> set[int]:
+        """Return the newest version, and those that servers read while they start."""
+        newest = self.newest.version if self.newest else None
+        return {version for version in (newest, *(one.starting for one in self.servers)) if version is not None}
 
     def _list_needed(self) -> set[int]:
         """Return the versions whose folders are needed beside the newest one's."""
@@ -186,9 +213,9 @@ class ServedPolicy:
         return sorted(version for version, count in self._holds.items() if count)
 
 
-def _serve(server: GenerationServer, weights: ServedWeights) -> float | EngineError:
+def _serve(server: GenerationServer, weights: ServedWeights, *, may_start: bool) -> float | EngineError:
     try:
-        return server.serve(weights)
+        return server.serve(weights, may_start=may_start)
     except EngineError as error:
         return error
     except ServerAway as away:

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from headrace.envs.contract import Environment, HasTiers, Problem, Split
-from headrace.envs.payload import problem_to_json
+from headrace.envs.payload import check_task_can_hold
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.own_frames import locate_error, make_encodable, read_error_text
 from headrace.infra.unreachable import is_unreachable
@@ -50,10 +50,12 @@ def refuse_small_held_out(workflow: str, environment: Environment, count: int) -
     """Raise UsageError if an environment holds out fewer problems than an evaluation needs."""
     size = environment.size("held_out")
     if size is not None and size < count:
-        raise UsageError(
-            f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out only {size} "
-            f"problems: set evaluate.problems to at most {size}"
+        found = (
+            f"only {size} problems: set evaluate.problems to at most {size}"
+            if size
+            else "no problems: set evaluate.every to 0, or hold out some"
         )
+        raise UsageError(f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out {found}")
 
 
 class TaskSource:
@@ -174,7 +176,7 @@ class TaskSource:
         environment = self._environment(tier)
         try:
             problem = environment.problem(split, index)
-            problem_to_json(problem)  # check that a task can hold it
+            check_task_can_hold(problem)
         except Exception as error:
             kind = EnvironmentAway if is_unreachable(error) else EnvironmentFailed
             raise kind(

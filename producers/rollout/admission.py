@@ -19,11 +19,13 @@ log = structlog.get_logger()
 
 MOST_UNDELIVERED = 64
 """Most tasks whose groups wait for the store or the broker; with more, no task is started."""
+MOST_WAITING = 64
+"""Most evaluations that wait for their versions, without slots; with more, no evaluation is started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Implements `started_task.Gate`. Checks run end, recipe, weights, failed and undelivered tasks, and slots."""
+    """Implements `started_task.Gate`. Checks run end, recipe, weights, slots; failed, undelivered, waiting tasks."""
 
     run: Run
     engine: Engine
@@ -44,7 +46,8 @@ class Admission:
             return None
         if is_training and not self.concluder.brake.is_released():
             return None
-        if self.concluder.delivering >= MOST_UNDELIVERED:
+        too_many_wait = not is_training and self.concluder.waiting >= MOST_WAITING
+        if too_many_wait or self.concluder.delivering >= MOST_UNDELIVERED:
             return None
         reserved = self.slots.reserve(task.n_asked)
         if is_training and reserved is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -54,6 +55,8 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
     env, seed, limit_s, threads = _list_environment_settings(recipe, workflow)
     try:
         environment = built or LimitedScoring(load_environment(env.use, seed, env.settings), limit_s, threads)
+        if recipe.feed.raise_tier:  # a score has a time limit, and must not read the data of a harder tier
+            getattr(environment, "prepare_tiers", lambda: None)()
         play = load_workflow(wanted.workflow)
     except ValueError as error:
         raise UsageError(f"workflow {workflow!r} of the recipe cannot run here: {error}") from error
@@ -100,6 +103,8 @@ class Concluder:
     """Held while the spec of another revision is built."""
     delivering: int = 0
     """Number of played tasks whose records are not acknowledged."""
+    waiting: int = 0
+    """Number of evaluations that wait for their versions, and then for slots."""
 
     async def play_and_deliver(
         self, started: StartedTask, ending: asyncio.Event, done: Callable[[StartedTask], object]
@@ -149,15 +154,31 @@ class Concluder:
         try:
             spec = await self._spec_of(task)
             wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
-            at_once = started.reservation.size if started.reservation is not None else task.n_asked
             note_end = partial(self._release_slot, started)
-            async with self.holds.hold(wanted):
+            async with self._hold_versions(wanted, started):
+                at_once = started.reservation.size if started.reservation is not None else task.n_asked
                 groups = await play_group(task, spec, self.context, ending, note_end, at_once)
         except Exception as error:  # noqa: BLE001 - any error belongs to the task alone while the engine lives
             groups = self._conclude_unplayed(task, build_failure(0, error))
         if all(group.reason == "failed" for group in groups.values()):
             await self._check_engine()
         return groups
+
+    @asynccontextmanager
+    async def _hold_versions(self, wanted: Mapping[str, int], started: StartedTask) -> AsyncIterator[None]:
+        """Hold exact versions during the block. Until the engine has them, other tasks may have the slots."""
+        reservation = started.reservation if wanted else None
+        async with AsyncExitStack() as stack:
+            self.waiting += 1
+            try:
+                if reservation is not None:
+                    reservation.lend()
+                await stack.enter_async_context(self.holds.hold(wanted))
+                if reservation is not None:
+                    await reservation.take_back()
+            finally:
+                self.waiting -= 1
+            yield
 
     async def _reject(self, started: StartedTask) -> None:
         """Write the dead letter of a message that holds no task of this run."""

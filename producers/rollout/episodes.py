@@ -142,7 +142,7 @@ async def play_episode(
         await asyncio.wait({played}, timeout=spec.episode_limit_s)
         if not played.done():
             return build_failure(sample, OutOfTime(), spec.episode_limit_s, actors, locate_wait(played))
-        found = played.result()
+        found = _take_result(played)
     except Exception as error:  # noqa: BLE001 - whatever an episode raises is data
         return build_failure(sample, error, spec.episode_limit_s, actors)
     else:
@@ -150,6 +150,14 @@ async def play_episode(
     finally:
         played.cancel()
         played.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else reads its exception
+
+
+def _take_result(played: asyncio.Task[Episode]) -> Episode:
+    """Return what a workflow returned, or raise what it raised: an Exception, also if it was cancelled from inside."""
+    try:
+        return played.result()
+    except asyncio.CancelledError as error:  # as by a cancel scope left open; a cancelled group would just vanish
+        raise convert_to_exception("the workflow", error) from error
 
 
 def find_most_common_wait() -> str:

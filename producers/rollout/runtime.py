@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -25,7 +24,7 @@ from headrace.producers.rollout.run_end import RunEnd
 from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.task_intake import TaskIntake
-from headrace.producers.rollout.threads import EpisodeThreads
+from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.watchdog import EXIT_CODE, StallWatch, Watchdog
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts, WorkerState, sum_up
@@ -79,9 +78,7 @@ class WorkerRuntime:
         self._status = StatusPosts(reporter, self.producer, run.topics.workers, self.pauses)
         self._plug_ins = run.plug_ins
         """Source hashes with which the loaded plug-ins were compared."""
-        self._threads = EpisodeThreads()
-        self._leaving = ThreadPoolExecutor(2, thread_name_prefix="leaving")
-        """A separate pool, so that blocked threads of episodes cannot stop the worker's exit."""
+        self.threads = WorkerThreads()
 
     @property
     def engine(self) -> Engine | None:
@@ -90,7 +87,7 @@ class WorkerRuntime:
 
     async def supervise(self, work: Callable[[], Coroutine[None, None, None]], watchdog: Watchdog) -> None:
         """Run `work` to its end with all parts beside it, then leave the group. Raises fatal errors."""
-        asyncio.get_running_loop().set_default_executor(self._threads)
+        asyncio.get_running_loop().set_default_executor(self.threads.episodes)
         self.follower.start()
         topics = TopicWatch(self.run.connection, self._list_topics())
         topics.start()
@@ -130,7 +127,7 @@ class WorkerRuntime:
 
     async def call_apart(self, call: Callable[[], object]) -> None:
         """Make a call in a thread that no episode can block."""
-        await asyncio.get_running_loop().run_in_executor(self._leaving, call)
+        await asyncio.get_running_loop().run_in_executor(self.threads.leaving, call)
 
     async def _end_what_is_left(self, errors: list[Exception]) -> None:
         """End the process here if the interpreter would wait for ever for an episode that cannot be cancelled."""
@@ -141,7 +138,7 @@ class WorkerRuntime:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=LEFT_S)
-        if self._stall_watch.found or self._threads.is_busy or any(not task.done() for task in left):
+        if self._stall_watch.found or self.threads.is_busy or any(not task.done() for task in left):
             log.warning("worker.cut_off", left=len(left), errors=[str(error) for error in errors])
             sys.stderr.flush()
             os._exit(EXIT_CODE if errors else 0)

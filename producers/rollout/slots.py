@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+
+FREED_POLL_S = 0.02
 
 
 class Slots:
@@ -12,20 +15,34 @@ class Slots:
         self.total = total
         self.taken = 0
         self._lock = threading.Lock()
+        self._line = asyncio.Lock()
+        """Held by the started task that waits for its slots."""
 
     def reserve(self, n: int) -> Reservation | None:
-        """Take slots for n episodes; return None if too few are free.
+        """Take slots for n episodes; return None if too few are free, or if a started task waits for slots.
 
         A task that asks for more than half of all slots gets the free slots as soon as half of all slots are free: to
         wait for the last of many episodes would leave nearly all slots idle.
         """
+        size = 0 if self._line.locked() else self._take(n)
+        return Reservation(self, n, size) if size else None
+
+    async def _wait_for(self, n: int) -> int:
+        """Take slots for n episodes of a started task as soon as they are free; return how many."""
+        async with self._line:
+            while not (size := self._take(n)):  # noqa: ASYNC110 - other threads give slots back too
+                await asyncio.sleep(FREED_POLL_S)
+            return size
+
+    def _take(self, n: int) -> int:
+        """Take slots for n episodes; return how many, 0 if too few are free."""
         with self._lock:
             free = self.total - self.taken
             if free < min(n, (self.total + 1) // 2):
-                return None
+                return 0
             size = min(n, free)
             self.taken += size
-            return Reservation(self, n, size)
+            return size
 
     def _give(self, n: int) -> None:
         with self._lock:
@@ -44,6 +61,15 @@ class Reservation:
     def __init__(self, slots: Slots, episodes: int, size: int) -> None:
         self.size = size
         self._slots, self._left, self._held = slots, episodes, size
+
+    def lend(self) -> None:
+        """Let other tasks have the slots until `take_back`."""
+        given, self._held = self._held, 0
+        self._slots._give(given)  # noqa: SLF001 - the two are one thing
+
+    async def take_back(self) -> None:
+        """Take slots again, before any task that has not started."""
+        self._held = self.size = await self._slots._wait_for(self._left)  # noqa: SLF001 - the two are one thing
 
     def note_ended(self) -> None:
         """Count an ended episode, and give its slot back unless another episode of the task needs it."""

@@ -11,12 +11,13 @@ from typing import Literal
 import structlog
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, MessageRefused, Refusal, decode_own
+from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.rollout.started_task import NOT_REFUSED, Gate, StartedTask, TaskVerdict
 from headrace.producers.task_ledger import POISON_STARTS
+from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()

@@ -134,7 +134,10 @@ class RolloutWorker:
             partitions=fetch_group_partitions(self.run, self._spec.policies),
             specs={self.run.revision: self._spec},
             holds=VersionHolds(
-                loader.hold, loader.release, min(capabilities_of(context.engine).held_versions, HELD_VERSIONS)
+                loader.hold,
+                loader.release,
+                runtime.threads.holds,
+                min(capabilities_of(context.engine).held_versions, HELD_VERSIONS),
             ),
             tally=runtime.tally,
             watch=runtime.watch,

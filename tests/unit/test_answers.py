@@ -56,6 +56,12 @@ def test_a_number_is_never_equal_to_a_text_that_only_holds_it() -> None:
     assert not is_same_answer("0.3333", "1/3")
 
 
+def test_a_root_without_an_argument_ends_also_before_many_spaces() -> None:
+    spaces = " " * 100_000  # read once; read again from each of them, they would take half an hour
+    assert normalise_answer(rf"\sqrt{spaces}-") == normalise_answer(r"\sqrt -")
+    assert normalise_answer(rf"\sqrt{spaces}[3]{spaces}2") == normalise_answer(r"\sqrt[3]{2}")
+
+
 def test_spellings_of_one_answer_are_equal_and_different_answers_are_not() -> None:
     equal = (
         ("1.5", "1 1/2"), (r"1\frac{1}{2}", "1.5"), (r"-2\frac13", "-7/3"),

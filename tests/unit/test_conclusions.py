@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,13 +19,14 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreUnavailable
 from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import conclusions
-from headrace.producers.rollout.admission import MOST_UNDELIVERED, Admission
+from headrace.producers.rollout.admission import MOST_UNDELIVERED, MOST_WAITING, Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.failure_brake import LENIENT, LONGEST_S, FailureBrake
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.slots import Slots
+from headrace.producers.rollout.slots import Reservation, Slots
 from headrace.producers.rollout.started_task import StartedTask
+from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.worker_status import WorkCounts
 from headrace.schemas import codec
@@ -73,7 +75,7 @@ def concluder(*, dead: bool) -> tuple[Concluder, list[Any]]:
         producer=cast("Any", SimpleNamespace(send=send)),
         partitions={"r.trajectories.p": 4},
         specs={},
-        holds=VersionHolds(lambda *_: None, lambda *_: None),
+        holds=VersionHolds(lambda *_: None, lambda *_: None, WorkerThreads().holds),
         tally=WorkCounts(),
         watch=Stopwatch(),
         pauses=Pauses(),
@@ -149,6 +151,41 @@ def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> Non
     now_s = LONGEST_S
     assert gate.admit(task) is not None
     assert gate.admit(task) is None, "one at a time"
+
+
+def test_an_evaluation_has_slots_only_while_the_engine_has_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def note_slots(*_: object) -> None:
+        seen.append(slots.taken)
+        raise TypeError("played")
+
+    def hold(*_: object) -> None:
+        seen.append(slots.taken)
+        begun.set()
+        may_go_on.wait(10)
+
+    async def run() -> None:
+        playing = asyncio.create_task(works.play_and_deliver(evaluation, asyncio.Event(), lambda _: None))
+        assert await asyncio.to_thread(begun.wait, 10)
+        training = gate.admit(task)
+        assert isinstance(training, Reservation), "training may have all slots"
+        works.waiting += MOST_WAITING - 1
+        assert gate.admit(replace(task, purpose="eval")) is None, "enough evaluations wait"
+        may_go_on.set()
+        training.close()
+        await playing
+
+    seen: list[int] = []
+    slots, begun, may_go_on = Slots(2), threading.Event(), threading.Event()
+    plain = started(slots)
+    assert plain.task is not None
+    evaluation = replace(plain, task=replace(plain.task, purpose="eval", versions={"p": 3}))
+    works, _ = concluder(dead=False)
+    works.holds = VersionHolds(hold, lambda *_: None, WorkerThreads().holds)
+    works.partitions = {"r.eval-groups.p": 4}
+    gate, task = replace(admission_to(works), slots=slots), plain.task
+    monkeypatch.setattr(conclusions, "play_group", note_slots)
+    asyncio.run(run())
+    assert (seen, slots.taken, works.waiting) == ([0, 2], 0, MOST_WAITING - 1)
 
 
 def test_a_task_that_only_lacks_slots_is_told_from_one_that_must_not_start() -> None:

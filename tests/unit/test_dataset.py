@@ -394,6 +394,19 @@ def test_what_parquet_may_hold_and_no_problem_can_is_named_by_file_and_row(tmp_p
     parquet.write_table(short, tmp_path / "a.parquet")
     env = Dataset(1, str(tmp_path / "a.parquet"), held_out=0)
     assert {env.problem("train", index).answer for index in range(2)} == {"0.1", "1e-05"}
+    shorts = pa.list_(pa.struct([("gt", pa.float32()), ("note", pa.string())]))
+    inner = [[{"gt": 0.1, "note": "a"}, {"gt": None, "note": None}, None], None]
+    nested = pa.table(
+        {
+            "problem": texts,
+            "rm": pa.array([{"gt": 0.1}, {"gt": 1e-5}], pa.struct([("gt", pa.float16())])),
+            "all": pa.array(inner, shorts),
+        }
+    )
+    parquet.write_table(nested, tmp_path / "n.parquet")
+    env = Dataset(1, str(tmp_path / "n.parquet"), columns={"answer": "rm.gt"}, keep=["all"], held_out=0)
+    kept = {env.problem("train", index).answer: env.problem("train", index).extra["all"] for index in range(2)}
+    assert kept == dict(zip(("0.1", "1e-05"), inner, strict=True))
     (tmp_path / "b").mkdir()
     parquet.write_table(short, tmp_path / "b" / "1.parquet")
     parquet.write_table(pa.table({"problem": texts}), tmp_path / "b" / "2.parquet")

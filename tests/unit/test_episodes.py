@@ -205,6 +205,23 @@ def test_what_would_end_the_worker_fails_its_episode_with_the_line(threads: int,
         assert failure.at.endswith(f" in {function}")
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_episode_that_is_cancelled_from_inside_fails_alone(waits: bool) -> None:
+    async def cancels_itself(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        if len(begun) < 2:  # as a cancel scope that a library left open does
+            begun.append(problem)
+            cast("asyncio.Task[Any]", asyncio.current_task()).cancel("left open")
+            await asyncio.sleep(5 if waits else 0)
+        return await single_turn(problem, env, actors)
+
+    begun: list[Problem] = []
+    groups, ends = play(TASK, spec(cancels_itself), context(FakeEngine()))
+    said = "RuntimeError: the workflow raised CancelledError: left open: catch it there, and give a low reward"
+    assert [(failure.reason, failure.detail) for failure in groups["p"].failures] == [("error", said)] * 2
+    assert all(failure.at.endswith(" in cancels_itself") for failure in groups["p"].failures)
+    assert (len(groups["p"].trajectories), len(ends)) == (1, 3)
+
+
 def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_the_same() -> None:
     async def stubborn(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ import pytest
 from headrace.envs import math_judge
 from headrace.envs.contract import Problem
 from headrace.envs.jsonl import JsonLines
-from headrace.envs.judge_processes import JudgeProcesses
+from headrace.envs.judge_processes import JudgeBroken, JudgeProcesses
 from headrace.envs.math_judge import open_math_judge
 
 CHILD = """
@@ -48,6 +50,17 @@ def test_a_child_that_is_slow_or_dies_counts_as_another_answer_and_the_next_one_
     assert not judge.is_same("Y", "x")
 
 
+def test_a_judge_that_cannot_start_is_an_error_and_no_verdict() -> None:
+    broken = JudgeProcesses((sys.executable, "-c", "raise ImportError('Unsupported ANTLR version')"))
+    for _ in range(2):
+        with pytest.raises(JudgeBroken, match=r"python.* exits with 1: ImportError: Unsupported ANTLR version"):
+            broken.is_same("x=2", "2")
+    absent = JudgeProcesses((sys.executable, "-c", "import time; time.sleep(60)"), first_limit_s=0.1)
+    with pytest.raises(JudgeBroken, match=r"gives no answer within 0\.1 s"):
+        absent.is_same("x=2", "2")
+    assert not JudgeProcesses(JUDGES).is_same("dead", "dead"), "the question is at fault, also if it is the first"
+
+
 def test_the_answer_to_a_question_that_was_interrupted_meets_no_other_question(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = JudgeProcesses(JUDGES, processes=1)
     assert judge.is_same("X", "x")
@@ -56,10 +69,22 @@ def test_the_answer_to_a_question_that_was_interrupted_meets_no_other_question(m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.envs.judge_processes.select.select", interrupt)
+        patch.setattr("headrace.envs.judge_processes.select.poll", interrupt)
         with pytest.raises(KeyboardInterrupt):
             judge.is_same("Y", "x")
     assert judge.is_same("X", "x"), "and not the answer of before, which is no"
+
+
+def test_a_judge_answers_also_in_a_process_with_thousands_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert JudgeProcesses(JUDGES).is_same("X", "x")
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_many_threads_may_ask() -> None:

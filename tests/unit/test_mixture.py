@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from headrace.envs.contract import GivesExamples, HasTiers
 from headrace.envs.mixture import Mixture
 from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.registry import load_environment
+from headrace.infra.recipe.settings import Recipe
+from headrace.producers.rollout.conclusions import build_workflow_spec
 
 EASY = {"use": "arithmetic", "name": "easy", "tiers": ["sum1"], "tasks": 6, "weight": 3}
 HARD = {"use": "arithmetic", "name": "hard", "tiers": ["sum2", "times"], "tasks": 5}
@@ -100,6 +103,23 @@ def test_a_source_is_given_its_problem_without_what_the_mixture_added(monkeypatc
     env.score(env.problem("train", 0), "")
 
 
+@pytest.mark.parametrize("keys", [(), ("source_tier",), ("source_source_tier",)])
+def test_a_source_may_be_a_mixture_or_keep_a_key_of_its_own_that_mixtures_use(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    class Keeps(Judge):
+        def __init__(self, seed: int) -> None:
+            super().__init__(seed)
+            self.asked = replace(self.asked, extra=dict.fromkeys(keys, "kept"))
+
+    monkeypatch.setattr("headrace.envs.arithmetic.Judge", Keeps, raising=False)
+    inner = {"use": "mixture", "name": "inner", "sources": [{"use": "headrace.envs.arithmetic:Judge", "name": "judge"}]}
+    for env in (mixture(inner), mixture({"use": "mixture", "name": "outer", "sources": [inner]})):
+        problem = problem_from_json(problem_to_json(env.problem("train", 0)))
+        env.score(problem, "")
+        assert all(problem.extra[key] == "kept" for key in keys)
+
+
 def test_held_out_sets_of_a_source_keep_their_names(tmp_path: Path) -> None:
     for name, count in (("train", 20), ("old", 4), ("new", 3)):
         rows = [{"problem": f"{name} {n}", "answer": str(n)} for n in range(count)]
@@ -119,6 +139,36 @@ def test_the_sources_are_tiers_of_which_some_can_be_asked() -> None:
     env = mixture(tiers=["hard"])
     assert isinstance(env, HasTiers)
     assert (env.tiers(), env.asked(), set(names(env, 4))) == (("easy", "hard"), ("hard",), {"hard"})
+
+
+def test_a_source_that_is_not_asked_scores_its_problems_all_the_same(tmp_path: Path) -> None:
+    raised, narrowed = mixture(tiers=["hard"]).problem("train", 0), mixture(tiers=["easy"])
+    for env in (narrowed, mixture(tiers=["easy"])):
+        assert env.score(raised, f"\\boxed{{{raised.answer}}}").reward == 1
+    assert (narrowed.asked(), narrowed.size("train"), set(names(narrowed, 8))) == (("easy",), 6, {"easy"})
+    missing = {"use": "jsonl", "path": str(tmp_path / "missing.jsonl")}
+    beside = mixture(EASY, missing, tiers=["easy"])
+    assert beside.problem("train", 0).tier == "easy", "what is not asked is not read"
+    with pytest.raises(ValueError, match=r"source jsonl: .*missing\.jsonl"):
+        beside.prepare_tiers()
+
+
+def test_a_raised_tier_is_read_before_the_first_score_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(Mixture, "prepare_tiers", lambda _: built.append("all"))
+    settings = {"sources": [EASY, HARD], "tiers": ["easy"]}
+    workflow = {"env": {"use": "mixture", **settings}, "policies": {"solver": "p"}}
+    for raise_tier, found in ((False, []), (True, ["all"])):
+        recipe = Recipe.model_validate(
+            {
+                "name": "r",
+                "policies": {"p": {"path": "x"}},
+                "workflows": {"w": workflow},
+                "feed": {"raise_tier": raise_tier},
+            }
+        )
+        build_workflow_spec(recipe, "w")
+        assert built == found
 
 
 @pytest.mark.parametrize(

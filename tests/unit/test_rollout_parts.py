@@ -26,6 +26,7 @@ from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.run_end import RunEnd
 from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.producers.rollout.slots import Slots
+from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog
 from headrace.producers.rollout.worker import choose_workflow
@@ -142,10 +143,10 @@ class Held:
 
 
 def test_few_versions_are_held_at_once_and_all_are_released() -> None:
-    held, done = Held(), []
+    held, done, threads = Held(), [], WorkerThreads().holds
 
     async def run() -> None:
-        holds = VersionHolds(held.hold, held.release, most=2)
+        holds = VersionHolds(held.hold, held.release, threads, most=2)
 
         async def evaluate(versions: Mapping[str, int]) -> None:
             async with holds.hold(versions):
@@ -163,10 +164,10 @@ def test_few_versions_are_held_at_once_and_all_are_released() -> None:
 
 
 def test_a_version_that_is_gone_frees_its_slot() -> None:
-    held = Held()
+    held, threads = Held(), WorkerThreads().holds
 
     async def run() -> None:
-        holds = VersionHolds(held.hold, held.release, most=1)
+        holds = VersionHolds(held.hold, held.release, threads, most=1)
         with pytest.raises(VersionGone):
             async with holds.hold({"a": 1, "b": -1}):
                 pass
@@ -178,7 +179,7 @@ def test_a_version_that_is_gone_frees_its_slot() -> None:
 
 
 def test_a_hold_that_is_cancelled_while_it_is_made_is_released_in_the_end() -> None:
-    held, may_go_on = Held(), threading.Event()
+    held, may_go_on, threads = Held(), threading.Event(), WorkerThreads().holds
 
     def slow_hold(policy: str, version: int) -> None:
         may_go_on.wait(10)
@@ -189,7 +190,7 @@ def test_a_hold_that_is_cancelled_while_it_is_made_is_released_in_the_end() -> N
         released.set()
 
     async def run() -> None:
-        holds = VersionHolds(slow_hold, release)
+        holds = VersionHolds(slow_hold, release, threads)
 
         async def evaluate() -> None:
             async with holds.hold({"a": 1}):
@@ -201,11 +202,92 @@ def test_a_hold_that_is_cancelled_while_it_is_made_is_released_in_the_end() -> N
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
-        await asyncio.wait_for(released.wait(), 10)
+        assert await asyncio.to_thread(released.wait, 10)
 
-    released = asyncio.Event()
+    released = threading.Event()
     asyncio.run(run())
     assert held.now == []
+
+
+def test_all_tasks_of_a_version_wait_for_one_hold_and_keep_no_other_call_waiting() -> None:
+    held, threads, begun, may_go_on = Held(), WorkerThreads(), threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    def slow_hold(policy: str, version: int) -> None:
+        asked.append(version)
+        begun.set()
+        may_go_on.wait(10)
+        held.hold(policy, version)
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(threads.episodes)
+        holds = VersionHolds(slow_hold, held.release, threads.holds, most=1)
+
+        async def evaluate(version: int) -> None:
+            async with holds.hold({"a": version}):
+                assert held.now == [("a", version)], "each version is held once, and only while it is used"
+
+        tasks = [asyncio.create_task(evaluate(version)) for version in [1] * 80 + [2] * 80]
+        assert await asyncio.to_thread(begun.wait, 10), "a call of an episode"
+        assert asked == [1]
+        tasks[0].cancel()
+        may_go_on.set()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError] + [type(None)] * 159
+
+    asyncio.run(run())
+    assert (asked, held.now) == ([1, 2], [])
+
+
+def test_a_version_that_is_being_released_is_held_anew() -> None:
+    held, threads, begun, may_go_on = Held(), WorkerThreads().holds, threading.Event(), threading.Event()
+
+    def slow_release(policy: str, version: int) -> None:
+        begun.set()
+        may_go_on.wait(10)
+        held.release(policy, version)
+
+    async def run() -> None:
+        holds = VersionHolds(held.hold, slow_release, threads)
+
+        async def evaluate() -> None:
+            async with holds.hold({"a": 1}):
+                assert held.now == [("a", 1)]
+                await asyncio.sleep(0)
+                assert held.now == [("a", 1)]
+
+        first = asyncio.create_task(evaluate())
+        assert await asyncio.to_thread(begun.wait, 10)
+        second = asyncio.create_task(evaluate())
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await asyncio.gather(first, second)
+
+    asyncio.run(run())
+    assert held.now == []
+
+
+def test_a_started_task_that_lends_its_slots_gets_some_back_before_any_other_task() -> None:
+    slots = Slots(4)
+
+    async def run() -> None:
+        lent = slots.reserve(3)
+        assert lent is not None
+        lent.lend()
+        other = slots.reserve(3)
+        assert (other is not None, slots.taken) == (True, 3)
+        taking = asyncio.create_task(lent.take_back())
+        await asyncio.sleep(0)
+        assert slots.reserve(1) is None, "one is free, but not for a task that has not started"
+        assert other is not None
+        other.close()
+        await taking
+        assert (lent.size, slots.taken) == (3, 3)
+        assert slots.reserve(1) is not None
+        lent.close()
+        assert slots.taken == 1
+
+    asyncio.run(run())
 
 
 def test_a_pause_is_said_once_when_it_begins_and_once_when_it_ends() -> None:

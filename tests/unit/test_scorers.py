@@ -103,6 +103,7 @@ class Endpoint:
     queued: list[tuple[int, Any]] = field(default_factory=list)
     asked: list[tuple[str | None, Any]] = field(default_factory=list)
     """Authorization and body of each request."""
+    retry_after: str = "0"
 
 
 @pytest.fixture
@@ -118,6 +119,7 @@ def endpoint() -> Iterator[Endpoint]:
             answer = json.dumps(content).encode()
             self.send_response(code if self.path == "/v1/chat/completions" else 404)
             self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Retry-After", found.retry_after)
             self.end_headers()
             self.wfile.write(answer)
 
@@ -201,6 +203,20 @@ def test_a_judge_that_is_busy_is_asked_again_and_one_that_stays_away_is_a_pause(
     ) as away:
         nobody.score(PROBLEM, "42")
     assert is_unreachable(away.value)
+
+
+@pytest.mark.parametrize("retry_after", ["-1", "nan", "-inf", "Sat, 28 Nov 2026 00:00:00 GMT"])
+def test_a_judge_that_is_busy_for_no_time_is_asked_again_as_ever(endpoint: Endpoint, retry_after: str) -> None:
+    endpoint.queued, endpoint.retry_after = [(429, {})], retry_after
+    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
+    assert scorer.score(PROBLEM, "42") == Score(1.0, {"judged": 1.0})
+
+
+def test_a_verdict_beside_half_of_a_character_is_kept_like_any_other(endpoint: Endpoint, tmp_path: Path) -> None:
+    settings = {"use": "judge", "url": endpoint.url, "model": "m", "cache": str(tmp_path), "budget": 1}
+    endpoint.queued = [(200, "\ud83d no")]
+    scores = [build_scorer(settings).score(PROBLEM, "42") for _ in range(2)]
+    assert scores == [Score(0.0, {"judged": 0.0})] * 2
 
 
 def test_what_a_judge_refuses_or_does_not_decide_is_an_error_and_no_wrong_answer(endpoint: Endpoint) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 
+from headrace.infra.embedded.server_process import ServerError
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import generation_server, request_gate, served_engine
 from headrace.producers.engines.admission import Admission
@@ -242,6 +244,118 @@ class Process:
 
     def start(self, _limit_s: float) -> None:
         self.starts += 1
+
+
+class SlowProcess(Process):
+    """A process in memory that dies when told to, and starts when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_up, self.is_ending = False, False
+        self.begun, self.may_start = threading.Event(), threading.Event()
+        self.may_start.set()
+        self.fails = False
+
+    def is_alive(self) -> bool:
+        return self.is_up
+
+    def stop(self, timeout_s: float = 0) -> None:
+        self.is_up = False
+
+    def start(self, _limit_s: float) -> None:
+        self.starts += 1
+        self.begun.set()
+        self.may_start.wait(10)
+        if self.fails:
+            raise ServerError("it exited")
+        self.is_up = True
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServedEngine, list[SlowProcess]]]:
+    """An engine that starts two servers of a policy, with version 1."""
+    monkeypatch.setattr(served_engine, "LOOK_AT_SERVER_S", 0.005)
+    (tmp_path / "files").mkdir()
+    processes = [SlowProcess(), SlowProcess()]
+    folders = WeightFolders(tmp_path, {"solver": tmp_path / "files"})
+    policy = ServedPolicy(
+        "solver",
+        cast(ModelShapes, Shapes()),
+        [serve_in(*one) for one in zip(processes, "ab", strict=True)],
+        (),
+        folders,
+    )
+    engine = ServedEngine([policy], folders)
+    load(engine, 1)
+    yield engine, processes
+    for process in processes:
+        process.may_start.set()
+    engine.close()
+
+
+def serve_in(process: Process, name: str = "solver-0") -> GenerationServer:
+    launch = ServerLaunch("server", lambda _weights, _port: [], lambda _url: process.api, 1.0)
+    return GenerationServer(name, launch, cast(EngineProcess, process))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for what the supervisor does."""
+    for _ in range(5000):
+        if holds():
+            return
+        time.sleep(0.001)
+    pytest.fail("it never came")
+
+
+def load(engine: ServedEngine, version: int) -> None:
+    engine.load("solver", version, {"w": Tensor("F32", (1,), memoryview(bytes(4)))})
+
+
+def test_a_server_that_is_started_again_holds_no_version_up_and_gets_the_newest_in_the_end(
+    started: tuple[ServedEngine, list[SlowProcess]],
+) -> None:
+    engine, [_, dead] = started
+    first, second = engine.list_servers()
+    dead.begun.clear()
+    dead.may_start.clear()
+    dead.is_up = False
+    assert dead.begun.wait(10), "its supervisor starts it"
+    load(engine, 2)
+    load(engine, 3)
+    assert (first.version, second.version, engine.versions()) == (3, None, {"solver": 3})
+    assert dead.weights is not None
+    assert dead.weights.folder.is_dir(), "it is still read"
+    dead.may_start.set()
+    wait_until(lambda: second.version == 3)
+    assert dead.starts == 2
+
+
+def test_a_version_that_comes_while_no_server_is_up_waits_for_none(
+    started: tuple[ServedEngine, list[SlowProcess]],
+) -> None:
+    engine, processes = started
+    for process in processes:
+        process.may_start.clear()
+        process.is_up = False
+    with pytest.raises(EngineAway, match=r"\ba .*; .*\bb "):
+        load(engine, 2)
+    assert engine.versions() == {"solver": 1}
+    for process in processes:
+        process.may_start.set()
+    wait_until(lambda: all(one.starts == 2 for one in processes))
+    wait_until(lambda: all(one.version == 1 for one in engine.list_servers()))
+    load(engine, 2)
+    assert [server.version for server in engine.list_servers()] == [2, 2]
+
+
+def test_a_server_that_does_not_start_is_started_again_only_after_a_pause(tmp_path: Path) -> None:
+    process = SlowProcess()
+    process.fails = True
+    server = serve_in(process)
+    for _ in range(3):
+        with pytest.raises(EngineAway, match="solver-0 does not start: it exited"):
+            server.serve(ServedWeights(0, tmp_path))
+    assert process.starts == 1
 
 
 def test_a_server_whose_connection_broke_is_not_started_again_unless_it_was_lost_while_it_loaded(

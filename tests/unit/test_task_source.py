@@ -6,19 +6,29 @@ import re
 import sys
 import tomllib
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from headrace.envs.contract import Problem, Score, Split
+from headrace.envs.payload import check_task_can_hold
+from headrace.envs.registry import check_first_problem
 from headrace.infra.errors import Unavailable, UsageError
 from headrace.infra.recipe.settings import Feed, Named
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
 from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
-from headrace.producers.feed.task_source import MOST_UNBUILT, EnvironmentAway, EnvironmentFailed, TaskSource
+from headrace.producers.feed.task_source import (
+    MOST_UNBUILT,
+    EnvironmentAway,
+    EnvironmentFailed,
+    TaskSource,
+    refuse_small_held_out,
+)
 from headrace.schemas.records import Outcome
 
 
@@ -133,6 +143,9 @@ def test_a_selector_chooses_among_the_tiers_that_the_recipe_asks_and_each_has_it
 def test_what_an_environment_or_a_selector_cannot_give_is_said() -> None:
     with pytest.raises(UsageError, match=r"evaluate.problems is 128.*at most 2"):
         source().list_held_out(128)
+    environment: Any = SimpleNamespace(size=lambda _: 0)
+    with pytest.raises(UsageError, match=r"holds out no problems: set evaluate\.every to 0"):
+        refuse_small_held_out("sums", environment, 128)
     with pytest.raises(
         EnvironmentFailed, match=r"'sums' of workflow math failed to build problem 1 of split held_out: RuntimeError"
     ):
@@ -158,7 +171,7 @@ def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest
 
 
 class Torn(Sums):
-    """Cannot build its problem 1, and one of 2 is not JSON where it is asked to."""
+    """Cannot build its problem 1; where it is asked to, some are not JSON, and some have a long text as a field."""
 
     def __init__(
         self,
@@ -167,9 +180,10 @@ class Torn(Sums):
         size: int = 3,
         away: tuple[int, ...] = (),
         says: str = "no such row",
+        long: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__()
-        self.says = says
+        self.says, self.long = says, long or {}
         self.bad, self.unplain, self._size, self.away = bad, unplain, size, away
 
     def size(self, split: Split) -> int | None:
@@ -180,7 +194,8 @@ class Torn(Sums):
             raise LookupError(self.says)
         if index in self.away:
             raise ConnectionRefusedError("the host of this row")
-        return Problem(str(index), "?", extra={"is": object()} if index in self.unplain else {})
+        made = Problem(str(index), "?", extra={"is": object()} if index in self.unplain else {})
+        return replace(made, **{self.long[index]: "x" * 1001}) if index in self.long else made
 
 
 def torn(selector: Selector | None = None, **settings: Any) -> TaskSource:
@@ -221,6 +236,20 @@ def test_a_problem_whose_own_server_is_gone_is_passed_over_and_an_outage_passes_
 def test_a_held_out_problem_that_is_no_json_is_refused_at_the_start() -> None:
     with pytest.raises(EnvironmentFailed, match=r"problem 2 of split held_out: PayloadError: .*be written as JSON"):
         torn(bad=(), unplain=(2,), size=4).list_held_out(3)
+
+
+def test_a_problem_whose_names_no_worker_accepts_is_passed_over_and_refused_where_it_is_held_out() -> None:
+    for name in ("task_id", "tier"):
+        problems = torn(bad=(), long={1: name}, size=3)
+        with capture_logs() as logs:
+            assert [problems.draw().index for _ in range(2)] == [0, 2]
+        assert f"the {name} of problem '" in logs[0]["why"]
+        assert "has 1001 characters: give it at most 1000" in logs[0]["why"]
+        with pytest.raises(EnvironmentFailed, match="problem 1 of split held_out"):
+            problems.list_held_out(2)
+        with pytest.raises(ValueError, match=f"^environment sums: the {name} of problem"):
+            check_first_problem(Torn(bad=(), long={0: name}))
+    check_task_can_hold(Problem("x" * 1000, "?", tier="x" * 1000))
 
 
 def test_a_source_goes_on_behind_the_problems_that_it_passed_over() -> None:

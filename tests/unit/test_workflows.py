@@ -135,6 +135,9 @@ def test_a_verdict_is_the_last_tag_or_the_only_word() -> None:
         ("I would approve, but <verify>reject</verify>", "reject"),
         ("<verify>reject</verify> no: <verify> approve </verify>", "approve"),
         ("approve reject", None),
+        ("I disapprove of this answer", None),
+        ("it is approved", "approve"),
+        ("3approve", "approve"),
         ("", None),
         ("<verify>perhaps</verify>", None),
     ):

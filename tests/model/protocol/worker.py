@@ -57,7 +57,7 @@ class WorkerProcess(Process):
         self.loader = WeightLoader(self.engine, self.follower.published, objects, Pauses())  # type: ignore[arg-type]
         self.playing: list[tuple[StartedTask, TrajectoryGroup | None]] = []
         brake = SimpleNamespace(is_released=lambda: True, note_started=lambda: None)
-        concluder = SimpleNamespace(delivering=0, brake=brake)
+        concluder = SimpleNamespace(delivering=0, waiting=0, brake=brake)
         group, topics = TOPICS.rollout_group(STREAM), (TOPICS.tasks(STREAM),)
         gate = Admission(run, self.engine, self.follower, concluder, Slots(4))  # type: ignore[arg-type]  # what it looks at of one
         member = Subscription(run.connection, self.name, group, topics, RUN_ID)
