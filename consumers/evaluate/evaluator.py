@@ -11,7 +11,7 @@ import structlog
 from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_without_answers, read_lost_stamp
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
-from headrace.infra.kafka.decoding import LONGEST_NAME, MOST_EPISODES, MessageRefused, decode_own
+from headrace.infra.kafka.decoding import MOST_EPISODES, MessageRefused, decode_own
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.claimed_groups import fetch_trajectories
@@ -20,6 +20,7 @@ from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Rol
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
+from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import EvalResult, RecipeRevision, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR
 

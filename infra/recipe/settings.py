@@ -71,10 +71,7 @@ class WarmStart(Settings):
     @model_validator(mode="after")
     def _check_band(self) -> WarmStart:
         if self.reward_low >= self.reward_high:
-            raise ValueError(
-                f"reward_low must be below reward_high, the edges of one band; got {self.reward_low} and "
-                f"{self.reward_high}"
-            )
+            raise ValueError(f"reward_low must be below reward_high, got {self.reward_low} and {self.reward_high}")
         return self
 
 
