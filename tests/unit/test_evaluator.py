@@ -17,7 +17,6 @@ from headrace.consumers.evaluate import evaluator as evaluators
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, RunAddress
-from headrace.infra.kafka.decoding import LONGEST_NAME
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run import own_positions
 from headrace.infra.run.end_watch import EndWatch
@@ -25,6 +24,7 @@ from headrace.infra.run.own_positions import OwnPositions
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
+from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import DeadLetter, EvalResult, RecipeRevision
 from headrace.schemas.topics import Topics
 
