@@ -14,6 +14,7 @@ from operator import index
 from typing import Any
 
 from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Algorithm, Candidate, Drop, Keep, Rejection, Replay
+from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 
 _INTS, _FLOATS = frozenset({int}), frozenset({float})
@@ -30,9 +31,11 @@ def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
     """
     if isinstance(verdict, Drop):
         try:
-            return replace(verdict, reason=_read_text(verdict.reason))
-        except (AttributeError, UnicodeError):
-            raise WrongResult(f"the reason of a Drop must be a text; got {verdict.reason!r:.80}") from None
+            return replace(verdict, reason=_read_reason(verdict.reason))
+        except (AttributeError, ValueError):
+            raise WrongResult(
+                f"the reason of a Drop must be a text of at most {LONGEST_NAME} characters; got {verdict.reason!r:.80}"
+            ) from None
     if verdict.candidate is before:
         return verdict
     changes = _find_changes(verdict.candidate, before)
@@ -148,20 +151,20 @@ def _read_rejected(rejected: Any, count: int) -> tuple[Rejection, ...]:
     if type(rejected) is tuple and all(_is_plain(one) and 0 <= one.index < count for one in rejected):
         return rejected
     try:
-        found = tuple([Rejection(_read_int(one.index), _read_text(one.reason), one.detail) for one in rejected])
+        found = tuple([Rejection(_read_int(one.index), _read_reason(one.reason), one.detail) for one in rejected])
         if all(0 <= one.index < count for one in found):
             return found
     except Exception:  # noqa: BLE001, S110 - whatever another type raises
         pass
     raise WrongResult(
-        "rejected must hold a Rejection, with the position of a trajectory and a reason, for each trajectory that "
-        f"left; got {rejected!r:.80}"
+        "rejected must hold a Rejection, with the position of a trajectory and a reason of at most "
+        f"{LONGEST_NAME} characters, for each trajectory that left; got {rejected!r:.80}"
     )
 
 
 def _is_plain(one: Any) -> bool:
     is_named = isinstance(one, Rejection) and type(one.reason) is str and one.reason.isascii()
-    return is_named and type(one.index) is int
+    return is_named and len(one.reason) <= LONGEST_NAME and type(one.index) is int
 
 
 def _read_version(name: str, version: Any) -> int:
@@ -174,6 +177,13 @@ def _read_version(name: str, version: Any) -> int:
 def _read_text(text: Any) -> str:
     """Return any text type as an encodable str; raise AttributeError or UnicodeError for anything else."""
     read: str = text.encode().decode()
+    return read
+
+
+def _read_reason(reason: Any) -> str:
+    """Return a reason, of which the outcome's record has room. Raises as `_read_text`, and ValueError."""
+    if len(read := _read_text(reason)) > LONGEST_NAME:
+        raise ValueError
     return read
 
 

@@ -130,8 +130,10 @@ WHOLE = candidate(1.0, 0.0)
     ("found", "why"),
     [
         ((one for one in ()), "must return exactly one Keep or Drop for a group; got 0"),
-        (Drop(None), "the reason of a Drop must be a text; got None"),  # type: ignore[arg-type]
+        (Drop(None), "the reason of a Drop must be a text .*; got None"),  # type: ignore[arg-type]
         (Drop("\ud800"), "the reason of a Drop must be a text"),
+        (Drop("x" * 1001), "the reason of a Drop must be a text of at most 1000 characters; got 'xxx"),
+        (Keep(replace(WHOLE, rejected=(Rejection(0, "x" * 1001),))), "rejected must .* a reason of at most 1000 char"),
         (Keep(None), "a Keep must have a Candidate; got NoneType"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, kept=(0, 2))), r"kept must be from 0 to 1, .* got \(0, 2\)"),
         (Keep(replace(WHOLE, kept=(-1,))), r"kept must be from 0 to 1, .* got \(-1,\)"),
