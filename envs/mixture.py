@@ -144,7 +144,7 @@ class Mixture:
 
 def _find_own_tier(extra: Mapping[str, Any]) -> str:
     """Return the longest key for a tier; `tier` if there is none."""
-    return max(filter(OWN_TIER.fullmatch, extra), key=len, default="tier")
+    return max(filter(OWN_TIER.fullmatch, map(str, extra)), key=len, default="tier")
 
 
 def _draw_by_largest_deficit(weights: Sequence[int]) -> list[tuple[int, int]]:

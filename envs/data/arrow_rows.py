@@ -12,7 +12,7 @@ import json
 import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from headrace.envs.data.rows import MEDIA, Row, TaskFileError
 
 ARROW_ROWS_AT_ONCE = 1024
 ARROW_CHUNK_BYTES = 1 << 20
+MEDIA_ROWS_AT_ONCE = 16
+"""Few, because the first filled row ends the reading, and a row may hold a film."""
 SHORT_FLOATS = {"float": np.float32, "halffloat": np.float16}
 """Types by Arrow's names."""
 SAVED = "state.json"
@@ -50,7 +52,7 @@ class ArrowRows:
     def __init__(self, name: str, table: Any, columns: Sequence[str], hash_content: Callable[[], str]) -> None:
         self._name = name
         used = table.select(_choose_columns(name, table.schema.names, columns))
-        _refuse_media(name, [one for one in table.schema.names if one in MEDIA and _is_filled(table[one])], columns)
+        _refuse_media(name, _find_media_in(table), columns)
         self._batches = used.to_batches(ARROW_ROWS_AT_ONCE)
         self._short = {field.name: shorten for field in used.schema if (shorten := _build_shortener(field.type))}
         self._ends: list[int] = []
@@ -104,7 +106,7 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
             opened = [parquet.ParquetFile(path, memory_map=True) for path in paths]
             for path, one in zip(paths, opened, strict=True):
                 wanted = _choose_columns(str(path), one.schema_arrow.names, columns)
-                _refuse_media(str(path), _find_media(one.metadata), columns)
+                _refuse_media(str(path), _find_media(one), columns)
             schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for one in opened:
@@ -212,24 +214,32 @@ def _refuse_media(name: str, filled: Sequence[str], columns: Sequence[str]) -> N
         )
 
 
-def _is_filled(column: Any) -> bool:
-    """Return whether a column of an Arrow table holds anything but nulls and empty lists."""
-    lists = "list" in str(column.type)
-    return column.null_count < len(column) and (not lists or any(len(chunk.flatten()) for chunk in column.chunks))
+def _find_media_in(table: Any) -> list[str]:
+    names = [name for name in MEDIA if name in table.schema.names]
+    return [name for name in names if _is_filled(table.select([name]).to_batches(MEDIA_ROWS_AT_ONCE))]
 
 
-def _find_media(metadata: Any) -> list[str]:
-    """Return the filled columns of media by the metadata of a Parquet file; media may be too large to be read."""
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    found = []
-    for index in range(metadata.num_columns):
-        described = metadata.schema.column(index)
-        leaves = [group.column(index) for group in groups]
-        nulls = sum(leaf.statistics.null_count if leaf.is_stats_set else 0 for leaf in leaves)
-        is_empty = str(described.logical_type) == "Null" or nulls == sum(leaf.num_values for leaf in leaves)
-        if (top := described.path.partition(".")[0]) in MEDIA and not is_empty:
-            found.append(top)
-    return found
+def _find_media(file: Any) -> list[str]:
+    """Return the filled columns of media of a Parquet file; the metadata of most empty ones saves reading them."""
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    leaves = [group.column(index) for group in groups for index in range(file.metadata.num_columns)]
+    return [
+        name
+        for name in MEDIA
+        if name in file.schema_arrow.names
+        and not all(_is_null(leaf) for leaf in leaves if leaf.path_in_schema.partition(".")[0] == name)
+        and _is_filled(file.iter_batches(MEDIA_ROWS_AT_ONCE, columns=[name]))
+    ]
+
+
+def _is_null(leaf: Any) -> bool:
+    known = leaf.statistics if leaf.is_stats_set else None
+    return known is not None and known.has_null_count and known.null_count == leaf.num_values
+
+
+def _is_filled(batches: Iterable[Any]) -> bool:
+    """Return whether a row holds anything but null, an empty text or list, 0 or false: as for a line of JSONL."""
+    return any(any(batch.column(0).to_pylist()) for batch in batches)
 
 
 def _hash_files(paths: Sequence[Path]) -> str:

@@ -126,6 +126,8 @@ class GenerationServer:
         """The served version; None while the server cannot generate."""
         self.starting: int | None = None
         """The version with which its process is being started."""
+        self.unstarted: int | None = None
+        """The version with which its last start failed; None after any success."""
         self.trouble = ""
         """Why the server cannot generate."""
         self.gate = RequestGate(Admission(most_requests))
@@ -300,6 +302,7 @@ class GenerationServer:
             self.api.note_started(weights.folder, weights.version)
         except (ServerError, ServerAway) as error:
             self._is_gone.set()
+            self.unstarted = weights.version
             first, *rest = str(error).splitlines()
             said = find_last_error([line.strip() for line in rest])  # which a server may follow with how it ends
             why = ": ".join(filter(None, (first.partition(";")[0], said)))
@@ -311,7 +314,7 @@ class GenerationServer:
 
     def _note_served(self, weights: ServedWeights) -> None:
         self._weights, self._answered_at = weights, time.monotonic()
-        self.trouble = ""
+        self.trouble, self.unstarted = "", None
         self._backoff.reset()
         self._is_gone.clear()
         self.version = weights.version

@@ -57,6 +57,9 @@ class ServedPolicy:
         """Guards `_held` and `_holds`."""
         self._swapping = threading.Lock()
         """Held while the newest version is loaded."""
+        self._later: ServedWeights | None = None
+        """A newer version that no server could load, because all are down: for those that no longer start with the
+        newest."""
         self._settled: dict[GenerationServer, ServedWeights] = {}
         """The newest version that was tried once more, by server."""
         self._deaths: Counter[int] = Counter()
@@ -95,11 +98,13 @@ class ServedPolicy:
                 log.warning("engine.not_loaded", server=server.name, version=version, why=str(outcome))
             else:
                 paused.append(outcome)
+        is_away = any(isinstance(error, EngineAway) for error in errors)
         if paused:
-            self.newest = wanted
+            self.newest, self._later = wanted, None
+        elif is_away:
+            self._later = wanted
         self._folders.keep(self.name, self._list_needed() | self._list_read())
         if not paused:
-            is_away = any(isinstance(error, EngineAway) for error in errors)
             raise (EngineAway if is_away else EngineError)("; ".join(map(str, errors)))
         return max(paused)
 
@@ -140,7 +145,8 @@ class ServedPolicy:
     def find_weights_of(self, server: GenerationServer) -> ServedWeights | None:
         """Return the weights that a server of this policy has to serve now; None if there are none yet."""
         if server in self.servers:
-            return self.newest
+            is_stuck = self.newest is not None and server.unstarted == self.newest.version
+            return self._later or self.newest if is_stuck else self.newest
         for version, holder in self._held.items():
             if holder is server and (folder := self._folders.find(self.name, version)):
                 return ServedWeights(version, folder)
@@ -151,6 +157,8 @@ class ServedPolicy:
         if server not in self.servers or not self._swapping.acquire(blocking=False):
             return  # the version that is being loaded goes to all servers that are up
         try:
+            if self._later is not None and server.version == self._later.version:
+                self.newest, self._later = self._later, None
             newest = self.newest
             if newest is None or server.version in {None, newest.version} or self._settled.get(server) == newest:
                 return
@@ -162,9 +170,9 @@ class ServedPolicy:
             self._swapping.release()
 
     def _list_read(self) -> set[int]:
-        """Return the newest version, and those that servers read while they start."""
-        newest = self.newest.version if self.newest else None
-        return {version for version in (newest, *(one.starting for one in self.servers)) if version is not None}
+        """Return the newest version, and those that servers read while they start, or may start with."""
+        loaded = [one.version for one in (self.newest, self._later) if one is not None]
+        return {*loaded, *(one.starting for one in self.servers if one.starting is not None)}
 
     def _list_needed(self) -> set[int]:
         """Return the versions whose folders are needed beside the newest one's."""

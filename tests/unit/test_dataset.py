@@ -319,9 +319,10 @@ def test_a_row_that_cannot_be_used_is_named(
 def test_a_filled_column_of_media_is_refused_unless_it_is_asked_for_and_an_empty_one_is_ignored(
     tmp_path: Path, form: Callable[[Path, list[dict[str, Any]]], str], name: str, media: Any
 ) -> None:
-    texts = [{"problem": f"p{n}", "answer": "1", "image": None, "images": []} for n in range(20)]
+    empty = {"image": None, "images": [], "video": "", "audio": False}
+    texts = [{"problem": f"p{n}", "answer": "1", **empty} for n in range(20)]
     assert Dataset(1, form(tmp_path / f"a.{name}", texts), held_out=0).size("train") == 20
-    path = form(tmp_path / f"b.{name}", [*texts, {"problem": "p", "answer": "1", "image": media, "images": []}])
+    path = form(tmp_path / f"b.{name}", [*texts, {"problem": "p", "answer": "1", **empty, "image": media}])
     with pytest.raises(TaskFileError, match=rf"b\.{name}.*`image` holds media, which no policy can read: leave out"):
         Dataset(1, path, held_out=0).read_data()
     assert Dataset(1, path, held_out=0, keep=["image"]).size("train") == 21, "for a scorer of one's own"

@@ -255,6 +255,7 @@ class SlowProcess(Process):
         self.begun, self.may_start = threading.Event(), threading.Event()
         self.may_start.set()
         self.fails = False
+        self.refused = -1
 
     def is_alive(self) -> bool:
         return self.is_up
@@ -266,7 +267,7 @@ class SlowProcess(Process):
         self.starts += 1
         self.begun.set()
         self.may_start.wait(10)
-        if self.fails:
+        if self.fails or (self.weights is not None and self.weights.version == self.refused):
             raise ServerError("it exited")
         self.is_up = True
 
@@ -275,6 +276,7 @@ class SlowProcess(Process):
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServedEngine, list[SlowProcess]]]:
     """An engine that starts two servers of a policy, with version 1."""
     monkeypatch.setattr(served_engine, "LOOK_AT_SERVER_S", 0.005)
+    monkeypatch.setattr(generation_server, "FIRST_PAUSE_S", 0.01)
     (tmp_path / "files").mkdir()
     processes = [SlowProcess(), SlowProcess()]
     folders = WeightFolders(tmp_path, {"solver": tmp_path / "files"})
@@ -346,6 +348,22 @@ def test_a_version_that_comes_while_no_server_is_up_waits_for_none(
     wait_until(lambda: all(one.version == 1 for one in engine.list_servers()))
     load(engine, 2)
     assert [server.version for server in engine.list_servers()] == [2, 2]
+
+
+def test_servers_that_no_longer_start_with_their_version_start_with_a_newer_one(
+    started: tuple[ServedEngine, list[SlowProcess]],
+) -> None:
+    engine, processes = started
+    for process in processes:
+        process.refused = 1
+        process.is_up = False
+    wait_until(lambda: all(server.unstarted == 1 for server in engine.list_servers()))
+    with pytest.raises(EngineAway, match=r"\ba .*; .*\bb "):
+        load(engine, 2)
+    wait_until(lambda: all(server.version == 2 for server in engine.list_servers()))
+    wait_until(lambda: engine.versions() == {"solver": 2})
+    load(engine, 3)
+    assert engine.versions() == {"solver": 3}
 
 
 def test_a_server_that_does_not_start_is_started_again_only_after_a_pause(tmp_path: Path) -> None:
