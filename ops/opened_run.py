@@ -65,7 +65,8 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
         began_ms = folder.find_owner_start_ms() if holder in LAUNCHERS else 0
         with _explain_unreachable(folder):
             run = _join(parse_run(notes.address), folder)
-            yield OpenedRun(run, holder in RESTING, began_ms)
+            is_written_offline = bool(run.source) and not run.ended  # by `retrain --into`, which holds it as a look
+            yield OpenedRun(run, holder in RESTING and not is_written_offline, began_ms)
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:

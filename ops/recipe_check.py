@@ -155,6 +155,13 @@ def _check_models(asked: Asked) -> list[Fault]:
             check_model(name, policy)
         with collect_faults(faults):
             check_tokenizer(name, policy)
+        if (band := policy.warm_start) is not None and not 0 < band.reward_low < band.reward_high:
+            faults.append(
+                Fault(
+                    f"policies.{name}.warm_start: reward_low must be above 0 and below reward_high, got "
+                    f"{band.reward_low} and {band.reward_high}"
+                )
+            )
         if policy.lora is not None and policy.lora.targets:
             from headrace.trainers.learner.lora import check_targets
 

@@ -14,9 +14,11 @@ from operator import index
 from typing import Any
 
 from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Algorithm, Candidate, Drop, Keep, Rejection, Replay
-from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 
+LARGEST_IN_RECORD = (1 << 63) - 1
+LONGEST_REASON = 1 << 16
+"""Characters; a record has room for one such reason for each of the trajectories of a large group."""
 _INTS, _FLOATS = frozenset({int}), frozenset({float})
 
 
@@ -34,7 +36,8 @@ def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
             return replace(verdict, reason=_read_reason(verdict.reason))
         except (AttributeError, ValueError):
             raise WrongResult(
-                f"the reason of a Drop must be a text of at most {LONGEST_NAME} characters; got {verdict.reason!r:.80}"
+                f"the reason of a Drop must be a text of at most {LONGEST_REASON} characters; got "
+                f"{verdict.reason!r:.80}"
             ) from None
     if verdict.candidate is before:
         return verdict
@@ -49,14 +52,14 @@ def check_replay(replay: Replay) -> Replay:
         [weight] = array("d", [replay.weight])
         return Replay(
             GroupUse(_read_text(use.stream), _read_int(use.number), _read_int(use.use)),
-            _read_int(replay.deadline_version),
+            _read_int(replay.deadline_version, LARGEST_IN_RECORD),
             _read_int(replay.min_version),
             _read_int(replay.max_version),
             weight,
         )
     except (AttributeError, TypeError, ValueError):
         raise WrongResult(
-            f"a Replay must have a GroupUse, whole numbers of at most 2^62 and a weight; got {replay!r:.160}"
+            f"a Replay must have a GroupUse, whole numbers that a record can hold and a weight; got {replay!r:.160}"
         ) from None
 
 
@@ -69,28 +72,31 @@ def check_state(algorithm: Algorithm, state: Any) -> None:
         text = json.dumps(state)
     except (TypeError, ValueError, RecursionError) as error:
         raise WrongResult(f"its snapshot must be plain JSON: {error}") from None
-    if not (keys := sorted(map(repr, _iterate_other_keys(state)))):
+    other = next((key for key in _iterate_keys(state) if not isinstance(key, str)), None)
+    if other is None:
         return
     try:
         twin = deepcopy(algorithm)
+    except Exception:  # noqa: BLE001 - whatever a user's class raises: it may hold what nothing can copy
+        return
+    try:
         twin.restore(json.loads(text))
-        is_same = sorted(map(repr, _iterate_other_keys(twin.snapshot()))) == keys
+        is_same = sorted(map(repr, _iterate_keys(twin.snapshot()))) == sorted(map(repr, _iterate_keys(state)))
     except Exception:  # noqa: BLE001 - whatever a user's class raises
         is_same = False
     if not is_same:
         raise WrongResult(
-            f"its snapshot has keys that are no texts, such as {keys[0]:.80}, and its restore does not turn the texts, "
+            f"its snapshot has keys that are no texts, such as {other!r:.80}, and its restore does not turn the texts, "
             "which JSON makes of them, back"
         )
 
 
-def _iterate_other_keys(state: Any) -> Iterator[Any]:
-    """Yield the keys that are no texts."""
+def _iterate_keys(state: Any) -> Iterator[Any]:
     if isinstance(state, dict):
-        yield from (key for key in state if not isinstance(key, str))
+        yield from state
     for value in state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ():
         if isinstance(value, dict | list | tuple):
-            yield from _iterate_other_keys(value)
+            yield from _iterate_keys(value)
 
 
 def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:
@@ -158,13 +164,13 @@ def _read_rejected(rejected: Any, count: int) -> tuple[Rejection, ...]:
         pass
     raise WrongResult(
         "rejected must hold a Rejection, with the position of a trajectory and a reason of at most "
-        f"{LONGEST_NAME} characters, for each trajectory that left; got {rejected!r:.80}"
+        f"{LONGEST_REASON} characters, for each trajectory that left; got {rejected!r:.80}"
     )
 
 
 def _is_plain(one: Any) -> bool:
     is_named = isinstance(one, Rejection) and type(one.reason) is str and one.reason.isascii()
-    return is_named and len(one.reason) <= LONGEST_NAME and type(one.index) is int
+    return is_named and len(one.reason) <= LONGEST_REASON and type(one.index) is int
 
 
 def _read_version(name: str, version: Any) -> int:
@@ -182,12 +188,12 @@ def _read_text(text: Any) -> str:
 
 def _read_reason(reason: Any) -> str:
     """Return a reason, of which the outcome's record has room. Raises as `_read_text`, and ValueError."""
-    if len(read := _read_text(reason)) > LONGEST_NAME:
+    if len(read := _read_text(reason)) > LONGEST_REASON:
         raise ValueError
     return read
 
 
-def _read_int(number: Any) -> int:
+def _read_int(number: Any, largest: int = LARGEST_NUMBER) -> int:
     """Return a whole number of any integer type, which a record can hold.
 
     Raises TypeError for a bool, which is not a position, and ValueError for a number that is too large.
@@ -195,6 +201,6 @@ def _read_int(number: Any) -> int:
     if isinstance(number, bool):
         raise TypeError
     found = index(number)
-    if not -LARGEST_NUMBER <= found <= LARGEST_NUMBER:
+    if not -LARGEST_NUMBER <= found <= largest:
         raise ValueError
     return found

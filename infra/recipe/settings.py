@@ -53,7 +53,7 @@ OneOrSeveral: TypeAlias = Annotated[tuple[Named, ...], BeforeValidator(_wrap_sin
 class WarmStart(Settings):
     """Supervised steps before version 0, until the share of held-out examples that it completes is in a band."""
 
-    reward_low: float = Field(0.30, gt=0, lt=1)
+    reward_low: float = Field(0.30, ge=0, lt=1)
     """Lower edge of the band: share of held-out examples that the policy completes word by word. Not a reward."""
     reward_high: float = Field(0.40, gt=0, le=1)
     """Upper edge of the band."""
@@ -67,12 +67,6 @@ class WarmStart(Settings):
     """Examples per supervised step."""
     learning_rate: float = Field(1e-3, gt=0, le=1)
     """Learning rate of AdamW."""
-
-    @model_validator(mode="after")
-    def _check_band(self) -> WarmStart:
-        if self.reward_low >= self.reward_high:
-            raise ValueError(f"reward_low must be below reward_high, got {self.reward_low} and {self.reward_high}")
-        return self
 
 
 class Lora(Settings):

@@ -41,8 +41,8 @@ SNAPSHOT_EVERY_S = 5.0
 """Seconds between snapshots while the state changes."""
 OF_PART = "|"
 """Separator of component and part in snapshot keys."""
-LARGEST_BODY = 4 << 20
-"""Most bytes of a body or piece: half of what the broker takes. A body of more bytes is cut into pieces."""
+LARGEST_BODY = 15 << 19
+"""Most bytes of a body or piece; the broker takes half a MiB more. A body of more bytes is cut into pieces."""
 OF_PIECE = "~"
 """First character of the name of a piece; no part has such a name."""
 _CUT = b'{"pieces": '

@@ -1,6 +1,7 @@
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -132,8 +133,11 @@ WHOLE = candidate(1.0, 0.0)
         ((one for one in ()), "must return exactly one Keep or Drop for a group; got 0"),
         (Drop(None), "the reason of a Drop must be a text .*; got None"),  # type: ignore[arg-type]
         (Drop("\ud800"), "the reason of a Drop must be a text"),
-        (Drop("x" * 1001), "the reason of a Drop must be a text of at most 1000 characters; got 'xxx"),
-        (Keep(replace(WHOLE, rejected=(Rejection(0, "x" * 1001),))), "rejected must .* a reason of at most 1000 char"),
+        (Drop("x" * 65537), "the reason of a Drop must be a text of at most 65536 characters; got 'xxx"),
+        (
+            Keep(replace(WHOLE, rejected=(Rejection(0, "x" * 65537),))),
+            "rejected must .* a reason of at most 65536 char",
+        ),
         (Keep(None), "a Keep must have a Candidate; got NoneType"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, kept=(0, 2))), r"kept must be from 0 to 1, .* got \(0, 2\)"),
         (Keep(replace(WHOLE, kept=(-1,))), r"kept must be from 0 to 1, .* got \(-1,\)"),
@@ -392,6 +396,21 @@ class Converting(Remembering):
         self.state = {"kept": [{int(key): value for key, value in state["kept"][0].items()}]}
 
 
+class Locked(Converting):
+    """Holds what nothing can copy."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
+        self.lock = threading.Lock()
+
+
+class Updating(Remembering):
+    """Adds the texts to the numbers, which a restarted one has not."""
+
+    def restore(self, state: Any) -> None:
+        self.state.update(state)
+
+
 @pytest.mark.parametrize(
     ("state", "why"),
     [
@@ -407,11 +426,17 @@ def test_a_state_that_would_come_back_as_another_one_names_its_algorithm(state: 
         Chain([("own", Remembering(state))]).snapshot()
 
 
+def test_a_restore_that_adds_to_a_state_is_not_taken_for_one_that_replaces_it() -> None:
+    with pytest.raises(ChainError, match="keys that are no texts, such as 3, and"):
+        Chain([("own", Updating({3: 1}))]).snapshot()
+
+
 def test_a_state_that_comes_back_is_taken_as_it_is() -> None:
     circle: list[Any] = []
     for one in (
         Remembering({"kept": {"a": math.nan}, "of": (1, (2, "x")), "none": None}),
         Converting({"kept": [{7: 1, 8: 2}]}),
+        Locked({"kept": [{7: 1}]}),
     ):
         assert Chain([("own", one)]).snapshot() == {"chain": [["own", one.state]]}
     circle.append(circle)

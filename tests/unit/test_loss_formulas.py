@@ -379,7 +379,7 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
             {"use": "decoupled_ppo", "behaviour_metric": "k3", "behaviour_action": "clamp"},
             'needs behaviour_metric = "ratio", got "k3"',
         ),
-        ({"use": "decoupled_ppo", "clip_low": -0.5, "clip_high": -0.3}, "clip_low must be in 0..1"),
+        ({"use": "decoupled_ppo", "clip_low": -0.5, "clip_high": -0.3}, "clip_low and clip_high must be at least 0"),
         ({"use": "decoupled_ppo", "behaviour_upper": -1.0}, "behaviour_upper must be above 0, as every ratio is"),
         ({"use": "decoupled_ppo", "behaviour_lower": 6}, "behaviour_lower must not be above behaviour_upper, got 6"),
         ({"correction": {"use": "tis", "level": "word"}}, "level must be token or sequence"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from headrace.infra.embedded.data_folder import CLEANING, COMPARING, LOOKING, RE
 from headrace.ops import opened_run
 from headrace.ops.opened_run import OpenedRun, open_run
 
-RUN = cast("Any", "the run")
+RUN = cast("Any", SimpleNamespace(source="", ended=""))
 
 
 def opened_while(holder: str, root: Path) -> OpenedRun:
@@ -40,6 +41,14 @@ def test_a_run_does_not_rest_while_a_launcher_or_any_other_process_holds_its_fol
     opened = opened_while(holder, tmp_path)
     assert (opened.rests, opened.is_alone) == (False, False)
     assert bool(opened.began_ms) == (holder in (UP, COMPARING)), "only a launcher begins a run"
+
+
+@pytest.mark.parametrize(("ended", "rests"), [("", False), ("steps", True)])
+def test_an_experiment_rests_once_the_command_that_writes_it_has_ended_it(
+    ended: str, rests: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened_run, "_join", lambda *_: SimpleNamespace(source="demo", ended=ended))
+    assert opened_while(LOOKING, tmp_path).rests == rests
 
 
 def test_the_only_command_on_a_stopped_run_is_alone_with_it(tmp_path: Path) -> None:

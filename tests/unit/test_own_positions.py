@@ -77,5 +77,5 @@ def test_a_reader_takes_the_pieces_of_the_snapshot_that_it_takes() -> None:
 
 def test_a_snapshot_without_one_of_its_pieces_is_an_error_with_a_sentence() -> None:
     write(*restored().snapshot(vast(1))[1:])
-    with pytest.raises(HeadraceError, match="the newest snapshot of evaluate lacks 1 of its 3 pieces"):
+    with pytest.raises(HeadraceError, match="the newest snapshot of evaluate lacks 1 of its 2 pieces"):
         restored()

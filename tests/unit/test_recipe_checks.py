@@ -155,6 +155,17 @@ def test_a_recipe_that_needs_neither_is_judged_without_torch_and_transformers(tm
     assert done.stdout == "[] set()\n"
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.5, 0.3), (0.4, 0.4), (0.0, 0.3)])
+def test_a_band_that_no_warm_start_could_meet_is_refused_at_the_start(low: float, high: float) -> None:
+    band = {"reward_low": low, "reward_high": high}
+    recipe = sums_recipe(policies={"solver": {"path": "/models/any", "warm_start": band}})
+    sentences = [fault.sentence for fault in recipe_check.CHECKS["models"](Asked(recipe))]
+    assert (
+        f"policies.solver.warm_start: reward_low must be above 0 and below reward_high, got {low} and {high}"
+        in sentences
+    )
+
+
 def test_what_the_feeder_would_refuse_is_refused_at_the_start() -> None:
     few = sums_recipe(
         workflows={"sums": {"env": "arithmetic", "policies": {"solver": "solver"}}},

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.infra.recipe.settings import Policy, Recipe, Rollout, TrainerSettings, WarmStart
+from headrace.infra.recipe.settings import Policy, Recipe, Rollout, TrainerSettings
 from headrace.infra.run.revisions import find_differences
 
 
@@ -78,9 +78,6 @@ def test_a_policy_has_one_origin() -> None:
     with pytest.raises(ValidationError, match="needs `alphabet`"):
         Policy(model=model)
     assert Policy(model=model, alphabet="01").path == ""
-    for edges in ((0.5, 0.3), (0.4, 0.4), (0.0, 0.3)):
-        with pytest.raises(ValidationError, match="reward_low"):
-            WarmStart(reward_low=edges[0], reward_high=edges[1])
 
 
 def test_a_policy_may_train_differently_and_its_keys_are_checked_too() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.infra.errors import UsageError
 from headrace.trainers.losses.correction import is_within, weight_metrics
 from headrace.trainers.losses.metrics import clip_metrics, ratio_metrics
-from headrace.trainers.losses.ppo import apply_dual_clip, check_clip, surrogate
+from headrace.trainers.losses.ppo import apply_dual_clip, surrogate
 from headrace.trainers.losses.tokens import TokenLoss, TrainedTokens, broadcast_sequence_mean, log_ratio
 
 
@@ -48,7 +48,8 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
         behaviour_upper: Upper bound of the metric; None: no bound.
         behaviour_lower: Lower bound of the metric; None: no bound.
     """
-    check_clip(clip_low, clip_high)
+    if clip_low < 0 or clip_high < 0:
+        raise UsageError(f"clip_low and clip_high must be at least 0, got {clip_low} and {clip_high}")
     near = _proximal(tokens, proximal)
     log_weights = log_ratio(near, tokens.behaviour_logprobs)
     weights, kept = behaviour_weights(
