@@ -10,7 +10,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.topic_reader import PartitionId
@@ -325,6 +325,7 @@ class Cluster:
     """Stands in for `Connection`: the broker on the stage, whichever that is."""
 
     bootstrap, compression = "model", "none"
+    client: ClassVar[dict[str, str]] = {}
 
     def config(self, **more: object) -> dict[str, object]:
         """Return the settings of a client, as `Connection.config` does."""
