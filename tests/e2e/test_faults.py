@@ -27,11 +27,18 @@ PATIENCE_S = 300.0
 
 @contextmanager
 def started(output: Path, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command line beside the test; what of it still runs at the end is killed."""
+    """Run the command line beside the test; what of it still runs at the end is killed.
+
+    Where the test fails, its error has the last lines of the command and of its components: the folder is soon gone.
+    """
     with output.open("wb") as file:
         process = subprocess.Popen(command(*words), stdout=file, stderr=subprocess.STDOUT)
     try:
         yield process
+    except BaseException as error:
+        for text, count in [(output, 30), *((log, 5) for log in sorted(output.parent.rglob("logs/*.log")))]:
+            error.add_note("\n".join([f"--- {text}", *text.read_text(errors="replace").splitlines()[-count:]]))
+        raise
     finally:
         family: list[psutil.Process | subprocess.Popen[bytes]] = [*children(process.pid), process]
         for child in family:
