@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.envs.data.rows import MEDIA, Row, TaskFileError
+from headrace.envs.data.rows import MEDIA, Row, TaskFileError, explain_media
 
 ARROW_ROWS_AT_ONCE = 1024
 ARROW_CHUNK_BYTES = 1 << 20
@@ -52,7 +52,7 @@ class ArrowRows:
     def __init__(self, name: str, table: Any, columns: Sequence[str], hash_content: Callable[[], str]) -> None:
         self._name = name
         used = table.select(_choose_columns(name, table.schema.names, columns))
-        _refuse_media(name, _find_media_in(table), columns)
+        _refuse_media(name, _find_media_of_table(table, columns))
         self._batches = used.to_batches(ARROW_ROWS_AT_ONCE)
         self._short = {field.name: shorten for field in used.schema if (shorten := _build_shortener(field.type))}
         self._ends: list[int] = []
@@ -106,7 +106,7 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
             opened = [parquet.ParquetFile(path, memory_map=True) for path in paths]
             for path, one in zip(paths, opened, strict=True):
                 wanted = _choose_columns(str(path), one.schema_arrow.names, columns)
-                _refuse_media(str(path), _find_media(one), columns)
+                _refuse_media(str(path), _find_media_of_file(one, columns))
             schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for one in opened:
@@ -207,29 +207,30 @@ def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> 
     return list(dict.fromkeys(tops.values()))
 
 
-def _refuse_media(name: str, filled: Sequence[str], columns: Sequence[str]) -> None:
-    if unread := next((one for one in filled if one not in columns), None):
-        raise TaskFileError(
-            f"{name}: `{unread}` holds media, which no policy can read: leave out such rows, or remove the column"
-        )
+def _refuse_media(name: str, filled: Iterator[str]) -> None:
+    if media := next(filled, None):
+        raise TaskFileError(f"{name}: {explain_media(media)}")
 
 
-def _find_media_in(table: Any) -> list[str]:
-    names = [name for name in MEDIA if name in table.schema.names]
-    return [name for name in names if _is_filled(table.select([name]).to_batches(MEDIA_ROWS_AT_ONCE))]
+def _find_media_of_table(table: Any, columns: Sequence[str]) -> Iterator[str]:
+    """Yield the filled columns of media that are not read."""
+    for name in _list_unread_media(table.schema.names, columns):
+        if _is_filled(table.select([name]).to_batches(MEDIA_ROWS_AT_ONCE)):
+            yield name
 
 
-def _find_media(file: Any) -> list[str]:
-    """Return the filled columns of media of a Parquet file; the metadata of most empty ones saves reading them."""
+def _find_media_of_file(file: Any, columns: Sequence[str]) -> Iterator[str]:
+    """Yield those of a Parquet file; the metadata of most empty columns saves reading them."""
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     leaves = [group.column(index) for group in groups for index in range(file.metadata.num_columns)]
-    return [
-        name
-        for name in MEDIA
-        if name in file.schema_arrow.names
-        and not all(_is_null(leaf) for leaf in leaves if leaf.path_in_schema.partition(".")[0] == name)
-        and _is_filled(file.iter_batches(MEDIA_ROWS_AT_ONCE, columns=[name]))
-    ]
+    for name in _list_unread_media(file.schema_arrow.names, columns):
+        is_empty = all(_is_null(leaf) for leaf in leaves if leaf.path_in_schema.partition(".")[0] == name)
+        if not is_empty and _is_filled(file.iter_batches(MEDIA_ROWS_AT_ONCE, columns=[name])):
+            yield name
+
+
+def _list_unread_media(there: Sequence[str], columns: Sequence[str]) -> list[str]:
+    return [name for name in MEDIA if name in there and name not in columns]
 
 
 def _is_null(leaf: Any) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
-from headrace.envs.data.rows import MEDIA, Row, Written, fill_placeholders, find_value, make_plain
+from headrace.envs.data.rows import MEDIA, Row, Written, explain_media, fill_placeholders, find_value, make_plain
 from headrace.envs.data.scorers import Scorer
 from headrace.envs.messages import Prompt, as_messages, check_messages, refuse_lone_surrogates
 
@@ -90,9 +90,7 @@ class Layout:
         """Return the contents of a row. Raises RowFault, with the row's columns, if something is missing."""
         columns = self.columns
         if media := next((name for name in MEDIA if row.get(name) and name not in self.columns_to_read), None):
-            raise RowFault(
-                f"`{media}` holds media, which no policy can read: leave out such rows, or remove the column"
-            )
+            raise RowFault(explain_media(media))
         problem = self._read_problem(row, unit)
         kept = {name: self._read_kept(row, name, unit) for name in self.keep}
         name = self._read_scorer(row, unit) if columns.scorer else ""

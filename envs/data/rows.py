@@ -25,6 +25,11 @@ class Written(str):
     __slots__ = ()
 
 
+def explain_media(column: str) -> str:
+    """Return why rows with a filled column of media that is not read are refused."""
+    return f"`{column}` holds media, which no policy can read: leave out such rows, or remove the column"
+
+
 class Rows(Protocol):
     """Rows that can be read in any order. One object may be used by any number of threads."""
 
