@@ -74,7 +74,7 @@ class OwnPositions:
         self._pieces = set(pieces)
         """Names of the pieces on the log."""
         if snapshot is not None:
-            snapshot = _join(snapshot, pieces)
+            snapshot = join_pieces(snapshot, pieces)
         self.restored: bytes | None = snapshot.body if snapshot else None
         """Body of the newest snapshot; None at the first start."""
         self.parts = {name: part.body for name, part in found.items()}
@@ -161,7 +161,7 @@ def read_newest_snapshot(connection: Connection, state: PartitionId, component: 
             pieces[part] = snapshot.body
         else:  # with the pieces before it: later ones may be of a transaction that was cut off
             newest = snapshot, pieces.copy()
-    return _join(*newest) if newest is not None else None
+    return join_pieces(*newest) if newest is not None else None
 
 
 def _read_newest(connection: Connection, state: PartitionId, component: str) -> dict[str, Snapshot]:
@@ -188,8 +188,16 @@ def _cut(body: bytes) -> tuple[bytes, dict[str, bytes]]:
     return json.dumps({"pieces": len(pieces)}).encode(), pieces
 
 
-def _join(snapshot: Snapshot, pieces: Mapping[str, bytes]) -> Snapshot:
-    """Return a snapshot with its body joined of its pieces, if it was cut. Raises HeadraceError if one is missing."""
+def join_pieces(snapshot: Snapshot, pieces: Mapping[str, bytes]) -> Snapshot:
+    """Return a snapshot with its body joined of its pieces, if it was cut.
+
+    Args:
+        snapshot: The snapshot, as it is on the topic `state`.
+        pieces: Bodies of the pieces before it, by name.
+
+    Raises:
+        HeadraceError: A piece is missing or damaged.
+    """
     if not snapshot.body.startswith(_CUT):
         return snapshot
     names = [f"{OF_PIECE}{index}" for index in range(json.loads(snapshot.body)["pieces"])]
@@ -198,7 +206,10 @@ def _join(snapshot: Snapshot, pieces: Mapping[str, bytes]) -> Snapshot:
             f"the newest snapshot of {snapshot.component} lacks {len(missing)} of its {len(names)} pieces: were "
             "records of the topic `state` deleted?"
         )
-    return replace(snapshot, body=zlib.decompress(b"".join(pieces[name] for name in names)))
+    try:
+        return replace(snapshot, body=zlib.decompress(b"".join(pieces[name] for name in names)))
+    except zlib.error as error:
+        raise HeadraceError(f"pieces of the newest snapshot of {snapshot.component} are damaged: {error}") from error
 
 
 def positions_of(snapshot: Snapshot) -> dict[PartitionId, int]:

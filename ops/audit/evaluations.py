@@ -27,6 +27,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.account import NO_SNAPSHOT, read_next_numbers
 from headrace.ops.audit.pages import ANSWER_DUE, PAGE_NUMBERS, PRODUCED, REACHED, Mask, Page, Pages
 from headrace.ops.audit.problems import Problems
+from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
@@ -128,12 +129,11 @@ class Evaluations:
         elif result.run_id == run_id:
             self._results[key] = result
 
-    def take_snapshots(self, feeder: Message | None, evaluator: Message | None) -> None:
+    def take_snapshots(self, feeder: FeederSnapshot, evaluator: Message | None) -> None:
         """Take in the newest snapshots; the fold reports a feeder's snapshot that cannot be read."""
-        with suppress(SchemaError, *NO_SNAPSHOT):
-            if feeder is not None:
-                state = json.loads(codec.decode(feeder.value, Snapshot).body)
-                self._issued = read_next_numbers(state.get("next_evaluation", {}))
+        with suppress(*NO_SNAPSHOT):
+            if (snapshot := feeder.decode()) is not None:
+                self._issued = read_next_numbers(json.loads(snapshot.body).get("next_evaluation", {}))
         with suppress(SchemaError):
             if evaluator is not None:
                 self._read = dict(codec.decode(evaluator.value, Snapshot).positions)

@@ -25,15 +25,13 @@ from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
 from headrace.ops.audit.weights_chain import ChainLink
 from headrace.ops.audit.weights_events import fold_event
+from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError
-from headrace.schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, Snapshot, WeightsPublished
+from headrace.schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, WeightsPublished
 from headrace.schemas.topics import checkpoint_prefix, is_eval, policy_of, policy_variant_of
 
-FEEDER_KEY = b"feed"
-"""Key of the feeder's snapshots. In their JSON, `next` is the next training number of every stream, and `revisions`
-gives the first number of every recipe revision."""
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
 CURATOR_KEY = b"curate."
@@ -54,7 +52,8 @@ class AuditFold:
         self.recipe = recipe
         self.account = RunAccount(recipe, revisions)
         self.snapshots: dict[bytes, Message] = {}
-        """The newest snapshot of every component, by key."""
+        """The newest snapshot of the evaluator and of every curator, by key."""
+        self.feeder = FeederSnapshot()
         self.curated = frozenset(recipe.topics.curated(variant) for variant in recipe.policy_variants)
         """Topics of curated groups."""
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
@@ -105,13 +104,11 @@ class AuditFold:
             self.account.unread.record(message.topic, message.partition, message.offset, str(error))
             return False
 
-    def fold_record(self, record: BatchTrained | Outcome | DeadLetter | Snapshot, record_id: RecordId) -> None:
-        """Take in a decoded record and its position; the snapshot must be the feeder's, the newest last."""
+    def fold_record(self, record: BatchTrained | Outcome | DeadLetter, record_id: RecordId) -> None:
+        """Take in a decoded record and its position."""
         if record.run_id != self.run_id:
             return
-        if isinstance(record, Snapshot):
-            self.account.take_issued(record)
-        elif isinstance(record, DeadLetter):
+        if isinstance(record, DeadLetter):
             self.account.mark_dead(record, record_id[2])
         elif variant := self._find_owner(record_id[0], record.policy, getattr(record, "variant", None)):
             if isinstance(record, BatchTrained):
@@ -163,7 +160,9 @@ class AuditFold:
         return True
 
     def _fold_state(self, message: Message) -> bool:
-        if message.key in (FEEDER_KEY, EVALUATOR_KEY) or message.key.startswith(CURATOR_KEY):
+        if self.feeder.fold_message(message):
+            return True
+        if message.key == EVALUATOR_KEY or message.key.startswith(CURATOR_KEY):
             self.snapshots[message.key] = message
             return True
         if not any(message.key.startswith(checkpoint_prefix(variant)) for variant in self.account.chains):
@@ -220,20 +219,19 @@ class AuditFold:
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
-    def begin(self, message: Message) -> None:
+    def begin(self, feeder: FeederSnapshot) -> None:
         """Take in the feeder's newest snapshot of a running run, before all other messages."""
-        with suppress(SchemaError, *NO_SNAPSHOT):  # `close` reports it
-            snapshot = codec.decode(message.value, Snapshot)
-            self.account.known.issued_before = read_issued(json.loads(snapshot.body))
+        with suppress(*NO_SNAPSHOT):  # `close` reports it
+            if (snapshot := feeder.decode()) is not None:
+                self.account.known.issued_before = read_issued(json.loads(snapshot.body))
 
     def close(self) -> None:
         """Read the feeder's newest snapshot, after all messages were taken in."""
-        message = self.snapshots.get(FEEDER_KEY)
-        if message is None:
+        if (message := self.feeder.message) is None:
             return
         try:
-            snapshot = codec.decode(message.value, Snapshot)
-            if snapshot.run_id == self.run_id:
+            snapshot = self.feeder.decode()
+            if snapshot is not None and snapshot.run_id == self.run_id:
                 self.account.take_issued(snapshot)
-        except (SchemaError, *NO_SNAPSHOT) as error:
+        except NO_SNAPSHOT as error:
             self.account.found.add_sentence(f"the feeder's snapshot {name_offset(message)} cannot be read: {error}")

@@ -7,7 +7,6 @@ says what was issued, is read last.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +22,14 @@ from headrace.ops.audit.deep_look import DeepLook
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.evidence import add_record_names
 from headrace.ops.audit.findings import AuditReport, CuratedCounts, DeepRates
-from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, FEEDER_KEY, AuditFold
+from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, AuditFold
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
 from headrace.ops.audit.parts import Parts
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.recipe_records import recipe_problems, run_end_problems, schema_problems
 from headrace.ops.audit.results import Audit
 from headrace.ops.curated_digest import CuratedDigest
+from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas.headers import HeaderError
 from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import checkpoint_prefix
@@ -40,8 +40,10 @@ AskedGroups: TypeAlias = Mapping[commits.Group, commits.Committed]
 
 def begin(log: AuditedLog, fold: AuditFold, state: str) -> None:
     """Take in the issued numbers before anything else is read, so that numbers issued later are not judged."""
-    for message in deque((message for message in log.read_uncounted([state]) if message.key == FEEDER_KEY), maxlen=1):
-        fold.begin(message)
+    feeder = FeederSnapshot()
+    for message in log.read_uncounted([state]):
+        feeder.fold_message(message)
+    fold.begin(feeder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,7 @@ class WholeAudit:
         """Read results. The evaluator's state was read before, so all results that it counts must be there."""
         for message in self.log.read(_select_existing(parts.evals, there), "results"):
             self.evaluations.fold_result(message, self.run.run_id)
-        self.evaluations.take_snapshots(self.fold.snapshots.get(FEEDER_KEY), self.fold.snapshots.get(EVALUATOR_KEY))
+        self.evaluations.take_snapshots(self.fold.feeder, self.fold.snapshots.get(EVALUATOR_KEY))
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
 
 

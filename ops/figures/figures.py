@@ -17,8 +17,9 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
 from headrace.ops.audit.account import NO_SNAPSHOT
-from headrace.ops.audit.fold import FEEDER_KEY, AuditFold
+from headrace.ops.audit.fold import AuditFold
 from headrace.ops.audit.numbers import PolicyAudit
+from headrace.ops.feeder_snapshot import FEEDER_KEY, FeederSnapshot
 from headrace.ops.figures.concluded import ConcludedFold
 from headrace.ops.figures.revision_figures import RevisionsFold
 from headrace.ops.figures.reward_figures import RewardsFold
@@ -80,8 +81,7 @@ class Figures:
         self._ended = ""
         self._began_ms = 0
         self._newest_ms = 0
-        self._feeder: tuple[Snapshot, tuple[str, int, int]] | None = None
-        """The feeder's newest snapshot and its position; it is decoded only on demand, as there are many long ones."""
+        self._feeder = FeederSnapshot()
         self._selection: dict[str, Selection] = {}
 
     @property
@@ -115,7 +115,7 @@ class Figures:
             return
         self._read[partition_id] = message.offset + 1
         self._newest_ms = max(self._newest_ms, message.timestamp_ms)
-        if kind is Snapshot and message.key != FEEDER_KEY:
+        if kind is Snapshot and not message.key.startswith(FEEDER_KEY):
             return
         if kind is WorkerStatus and not message.value:
             self._workers.pop(message.key, None)
@@ -144,7 +144,7 @@ class Figures:
         elif isinstance(record, WeightsPublished):
             self._fold_event(record)
         elif isinstance(record, Snapshot):
-            self._feeder = record, (message.topic, message.partition, message.offset)
+            self._feeder.fold_message(message)
         else:
             self._audit.fold_record(record, (message.topic, message.partition, message.offset))
         if isinstance(record, Outcome):
@@ -238,13 +238,12 @@ class Figures:
 
     def _fold_feeder(self) -> None:
         """Take in the feeder's newest state. An unreadable one changes nothing; the audit reports it."""
-        if self._feeder is None:
-            return
-        snapshot, record_id = self._feeder
         with suppress(*NO_SNAPSHOT):
+            if (snapshot := self._feeder.decode()) is None:
+                return
             sources = json.loads(snapshot.body).get("sources", {})
             selection = {stream: read_selection(source) for stream, source in sources.items()}
-            self._audit.fold_record(snapshot, record_id)
+            self._audit.account.take_issued(snapshot)
             self._selection = selection
 
     def standstill(

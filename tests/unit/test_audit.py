@@ -21,6 +21,7 @@ from headrace.ops.audit.fold import AuditFold
 from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers
 from headrace.ops.audit.problems import MOST_LISTED
 from headrace.ops.audit.results import Audit
+from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.headers import Headers, Stamp, outcome_stamp, task_key
 from headrace.schemas.records import (
@@ -467,7 +468,9 @@ def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_s
         log.issued(sums=issued)
         if before is not None:
             body = json.dumps({"next": {"sums": before}}).encode()
-            fold.begin(Message(TOPICS.state, 0, 0, b"feed", codec.encode(Snapshot(run_id="r", body=body)), []))
+            newest = FeederSnapshot()
+            newest.fold_message(Message(TOPICS.state, 0, 0, b"feed", codec.encode(Snapshot(run_id="r", body=body))))
+            fold.begin(newest)
         if more:
             log.letter(0, topic=TOPICS.tasks("sums"))
             log.letter(0, topic=TOPICS.tasks("sums"), **more)

@@ -15,6 +15,7 @@ from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_w
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations
+from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import ClaimCheck, DeadLetter, EvalResult, Failure, Snapshot, TrajectoryGroup
@@ -61,7 +62,9 @@ class Scene:
             found.fold_result(Message(TOPICS.evals("solver"), 0, offset, b"", codec.encode(result)), "r")
         feeder = Snapshot("r", "feed", body=json.dumps({"next_evaluation": {"sums": self.issued}}).encode())
         evaluator = Snapshot("r", "evaluate", positions={f"{ANSWERS}[0]": self.read})
-        found.take_snapshots(*(Message(TOPICS.state, 0, 0, b"", codec.encode(one)) for one in (feeder, evaluator)))
+        newest = FeederSnapshot()
+        newest.fold_message(Message(TOPICS.state, 0, 0, b"feed", codec.encode(feeder)))
+        found.take_snapshots(newest, Message(TOPICS.state, 0, 1, b"evaluate", codec.encode(evaluator)))
         return found
 
     def said(self, *, still: bool = True, drained: bool = True) -> list[str]:

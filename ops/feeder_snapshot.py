@@ -1,0 +1,53 @@
+"""The feeder's newest snapshot among the messages of a run, whole or cut into pieces. No I/O."""
+
+from __future__ import annotations
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Message
+from headrace.infra.run.own_positions import OF_PART, OF_PIECE, join_pieces
+from headrace.schemas import codec
+from headrace.schemas.records import Snapshot
+from headrace.schemas.topics import FEEDER
+
+FEEDER_KEY = FEEDER.encode()
+"""Key of the snapshot, and the beginning of the keys of its pieces and parts."""
+_PIECE_PREFIX = f"{FEEDER}{OF_PART}{OF_PIECE}".encode()
+
+
+class FeederSnapshot:
+    """Keeps the newest messages of the snapshot as they come; they are decoded on demand, as there are many long ones.
+
+    In its JSON, `next` is the next training number of every stream, and `revisions` gives the first number of every
+    recipe revision.
+    """
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        """The newest message of the snapshot itself; None before the first."""
+        self._pieces: dict[bytes, Message] = {}
+        self._pieces_of_newest: dict[bytes, Message] = {}
+
+    def fold_message(self, message: Message) -> bool:
+        """Take in a message of the topic `state`; return whether it is of the feeder's snapshot."""
+        if message.key == FEEDER_KEY:  # its pieces are before it: later ones are of the next snapshot
+            self.message, self._pieces_of_newest = message, self._pieces.copy()
+            return True
+        if not message.key.startswith(_PIECE_PREFIX):
+            return False
+        if message.is_null:
+            self._pieces.pop(message.key, None)
+        else:
+            self._pieces[message.key] = message
+        return True
+
+    def decode(self) -> Snapshot | None:
+        """Return the newest snapshot; None before the first. Raises ValueError if it or a piece cannot be read."""
+        if self.message is None:
+            return None
+        snapshot = codec.decode(self.message.value, Snapshot)
+        of_part = len(FEEDER) + len(OF_PART)
+        pieces = {key[of_part:].decode(): message.value for key, message in self._pieces_of_newest.items()}
+        try:
+            return join_pieces(snapshot, {name: codec.decode(value, Snapshot).body for name, value in pieces.items()})
+        except HeadraceError as error:
+            raise ValueError(str(error)) from error
