@@ -169,12 +169,18 @@ def _look_at_reasons(newest: Sequence[_Seen]) -> Iterator[tuple[str, str]]:
 
 def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple[str, str]]:
     lengths = [length for group in newest for length in group.lengths]
-    if len(newest) < ENOUGH_GROUPS or len(lengths) < ENOUGH_TRAJECTORIES or set(lengths) != {max_tokens}:
+    if len(newest) < ENOUGH_GROUPS or len(lengths) < ENOUGH_TRAJECTORIES or not min(lengths):
+        return
+    if set(lengths) == {max_tokens}:
+        size = f"exactly rollout.max_tokens ({max_tokens}) tokens"
+    elif max_tokens > 1 and not any(length % max_tokens for length in lengths):  # several turns, each cut off
+        size = f"a multiple of rollout.max_tokens ({max_tokens}) tokens, so each turn may be cut off"
+    else:
         return
     words = (
-        f"All {len(lengths)} trajectories of the newest {len(newest)} groups have exactly rollout.max_tokens "
-        f"({max_tokens}) tokens. If they were cut off, raise rollout.max_tokens, or the `max_tokens` that the workflow "
-        "passes to `generate`, or check that the policy ever generates an end token."
+        f"All {len(lengths)} trajectories of the newest {len(newest)} groups have {size}. If they were cut off, raise "
+        "rollout.max_tokens, or the `max_tokens` that the workflow passes to `generate`, or check that the policy ever "
+        "generates an end token."
     )
     yield "all_cut_off", words
 

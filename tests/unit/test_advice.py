@@ -78,6 +78,17 @@ def test_answers_that_are_all_cut_off_are_told() -> None:
     assert "exactly rollout.max_tokens (32) tokens" in found["all_cut_off"].sentence
     assert not advised(*[group(length=MOST_TOKENS)] * ENOUGH_GROUPS, group(length=MOST_TOKENS - 1))
     assert not advised(*[group(length=MOST_TOKENS + 1)] * ENOUGH_GROUPS), "of several turns"
+    assert not advised(*[group(length=0)] * ENOUGH_GROUPS)
+
+
+def test_turns_that_are_all_cut_off_are_told_but_not_turns_of_one_token() -> None:
+    turns = [group(length=count * MOST_TOKENS) for count in (1, 2, 3)] * ENOUGH_GROUPS
+    assert "a multiple of rollout.max_tokens (32) tokens" in advised(*turns)["all_cut_off"].sentence
+    assert not advised(*turns, group(length=2 * MOST_TOKENS - 1))
+    fold = AdviceFold()
+    for at_ms in range(ENOUGH_GROUPS):
+        fold.fold_outcome(group(length=3), at_ms)
+    assert not fold.advice(1, {"solver": ()}, ())
 
 
 RISING = [0.3] * 10 + [0.8] * 10
