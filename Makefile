@@ -51,7 +51,7 @@ test: $(STAMP) ## the gate: what every change must pass
 test-all: $(STAMP) ## the gate and every subject, with a table at the end
 	@$(TESTS) all
 
-# make test-SUBJECT: one of kafka, servers, rollout, curation, training, weights, tools, numerics, libraries, sglang, vllm, model, audit, runs, faults, builds, packages, fuzz, mutants, containers.
+# make test-SUBJECT: one of fuzz, libraries, servers, curation, weights, tools, numerics, rollout, kafka, audit, builds, training, packages, containers, runs, model, mutants, faults, sglang, vllm.
 test-%: $(STAMP)
 	@$(TESTS) $*
 

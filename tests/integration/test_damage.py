@@ -155,7 +155,8 @@ class Scene:
     def audit_says(self, row: Row) -> bool:
         """Whether it says what is wrong, of this version or of the store."""
         of = f"(version {row.version.number} of solver|the object store).*{row.audit}"
-        return any(re.search(of, problem) for problem in plain(report(self.run, rests=False))["problems"])
+        found = plain(report(self.run, rests=False))
+        return any(re.search(of, sentence) for sentence in [*found["problems"], found["unchecked"]])
 
 
 def moved(weights: Weights, seed: int) -> Weights:
