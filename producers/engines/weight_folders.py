@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ FILE = "model.safetensors"
 class WeightFolders:
     """A folder of this process below `root`, with a folder for each version; folders of dead processes are removed.
 
+    Any thread may call.
+
     Args:
         root: Where to write, on tmpfs if possible: `/dev/shm`.
         files: Policy to the folder of its config and tokenizer, which is copied.
@@ -27,6 +30,8 @@ class WeightFolders:
     """
 
     def __init__(self, root: Path, files: Mapping[str, Path]) -> None:
+        self._writing = threading.Lock()
+        """Held while a version is written: two threads that need the same one would write into one folder."""
         try:
             self._owned = OwnedFolder(root, PREFIX)
             self.folder = self._owned.path
@@ -40,18 +45,19 @@ class WeightFolders:
     def write(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> Path:
         """Write a version with config and tokenizer; return its folder. Raises EngineError if there is no room."""
         folder = self.folder / policy / str(version)
-        if folder.exists():
-            return folder
         part = folder.with_suffix(".part")
-        try:
-            shutil.rmtree(part, ignore_errors=True)
-            name = self._copy_files(policy, part)
-            with (part / name).open("wb") as file:
-                file.writelines(split_safetensors(weights))
-            part.rename(folder)
-        except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
-            raise EngineError(f"version {version} of {policy} cannot be written to {folder}: {error}") from error
+        with self._writing:
+            if folder.exists():
+                return folder
+            try:
+                shutil.rmtree(part, ignore_errors=True)
+                name = self._copy_files(policy, part)
+                with (part / name).open("wb") as file:
+                    file.writelines(split_safetensors(weights))
+                part.rename(folder)
+            except OSError as error:
+                shutil.rmtree(part, ignore_errors=True)
+                raise EngineError(f"version {version} of {policy} cannot be written to {folder}: {error}") from error
         return folder
 
     def find_base(self, policy: str) -> Path | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from told_lock import ToldLock
 
+from headrace.infra.weights.tensor_file import split_safetensors
 from headrace.infra.weights.tensors import Tensor
+from headrace.producers.engines import weight_folders
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.weight_folders import FILE, WeightFolders
 
@@ -72,3 +79,34 @@ def test_a_version_that_was_not_written_whole_is_not_there(files: Path, root: Pa
     folders.close()
     with pytest.raises(EngineError, match=r"set rollout\.engine\.folder to another folder"):
         WeightFolders(root / "missing" / "folder", {"solver": files})
+
+
+def test_two_that_write_one_version_at_once_get_one_whole_folder(
+    files: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = WeightFolders(root, {"solver": files})
+    came, first_is_over = threading.Event(), threading.Event()
+    monkeypatch.setattr(folders, "_writing", cast(threading.Lock, ToldLock(came)), raising=False)
+    others: list[Future[Path]] = []
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def split_slowly(weights: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+            head, *rest = split_safetensors(weights)
+            yield head
+            if others:  # the second one, which is not to write at all
+                came.set()
+                first_is_over.wait(10)
+            else:
+                others.append(pool.submit(folders.write, "solver", 7, WEIGHTS))
+                assert came.wait(10)
+            yield from rest
+
+        monkeypatch.setattr(weight_folders, "split_safetensors", split_slowly)
+        written = folders.write("solver", 7, WEIGHTS)
+        try:
+            np.testing.assert_array_equal(load_file(written / FILE)["layer"], NUMBERS)
+        finally:
+            first_is_over.set()
+        assert others[0].result(10) == written
+    folders.close()
