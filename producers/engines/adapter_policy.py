@@ -34,29 +34,17 @@ class AdapterPolicy(ServedPolicy):
     def load(self, version: int, weights: Mapping[str, Tensor], pool: Executor) -> float:
         """See `ServedPolicy.load`; servers unload the versions that are not needed any more."""
         paused_s = super().load(version, weights, pool)
-        with self._turn:
+        with self._turn:  # to the end: a hold would find a version in a server that is about to unload it
             kept = {version, *self._list_used()}
-        list(pool.map(lambda server: self._keep(server, kept), self.servers))
+            list(pool.map(lambda server: self._keep(server, kept), self.servers))
         return paused_s
 
     def hold(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
         """See `Engine.hold`."""
-        with self._turn:
+        with self._turn, self._needing(version):
             if not self._holds[version]:
-                used = self._list_used()
-                if len(used) >= MOST_HELD:
-                    raise EngineError(f"policy {self.name} already holds versions {used}, all in use; release one")
-                self._loading.add(version)  # the folders of other versions may be removed at any time
-                try:
-                    wanted = self._find_or_write(version, weights)
-                    self.loaded.add(version)
-                    for server in self.servers:
-                        self._add(server, wanted)
-                    self._holds[version] += 1
-                finally:
-                    self._loading.discard(version)
-            else:
-                self._holds[version] += 1
+                self._load_beside(version, weights)
+            self._holds[version] += 1
 
     def find_held(self, version: int) -> GenerationServer | None:
         """See `ServedPolicy.find_held`; of the servers that have the version, the one with the fewest requests."""
@@ -80,6 +68,16 @@ class AdapterPolicy(ServedPolicy):
 
     def _list_needed(self) -> set[int]:
         return {*self._list_used(), *self._loading}
+
+    def _load_beside(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
+        """Load a version into all servers that are up. Raises EngineError if too many are held, and VersionGone."""
+        used = self._list_used()
+        if len(used) >= MOST_HELD:
+            raise EngineError(f"policy {self.name} already holds versions {used}, all in use; release one")
+        wanted = self._find_or_write(version, weights)
+        self.loaded.add(version)
+        for server in self.servers:
+            self._add(server, wanted)
 
     def _add(self, server: GenerationServer, wanted: ServedWeights) -> None:
         """Load a version into a server, if it is up. Raises WeightsRefused."""

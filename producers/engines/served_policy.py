@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 
 import structlog
 
@@ -49,8 +50,11 @@ class ServedPolicy:
         self.loaded: set[int] = set()
         """Versions that this process loaded into servers: a token of any other version comes from another process."""
         self._folders, self._writes_ties = folders, writes_ties
+        self._noting = threading.Lock()
+        """Held only for a moment, to change `_loading`, or to choose which folders go. Within it no other lock is
+        taken."""
         self._loading: set[int] = set()
-        """Versions that an evaluation server is loading or about to load."""
+        """Versions that an evaluation is loading or about to load."""
         self._held: dict[int, GenerationServer] = {}
         self._holds: Counter[int] = Counter()
         self._turn = threading.Lock()
@@ -103,7 +107,7 @@ class ServedPolicy:
             self.newest, self._later = wanted, None
         elif is_away:
             self._later = wanted
-        self._folders.keep(self.name, self._list_needed() | self._list_read())
+        self._remove_unneeded()
         if not paused:
             raise (EngineAway if is_away else EngineError)("; ".join(map(str, errors)))
         return max(paused)
@@ -115,13 +119,9 @@ class ServedPolicy:
                 "this engine cannot hold exact versions: set evaluation_servers to 1 or more (with urls: "
                 "evaluation_urls)"
             )
-        with self._turn:
+        with self._turn, self._needing(version):
             if version not in self._held:
-                self._loading.add(version)  # before it is looked for: the folders of others are removed at any time
-                try:
-                    self._load_exact(version, weights)
-                finally:
-                    self._loading.discard(version)
+                self._load_exact(version, weights)
             self._holds[version] += 1
 
     def release(self, version: int) -> None:
@@ -168,6 +168,23 @@ class ServedPolicy:
                 log.warning("engine.not_loaded", server=server.name, version=newest.version, why=str(outcome))
         finally:
             self._swapping.release()
+
+    @contextmanager
+    def _needing(self, version: int) -> Iterator[None]:
+        """Keep a version's folder during the block. Folders of others are removed at any time: begin before a look."""
+        with self._noting:
+            self._loading.add(version)
+        try:
+            yield
+        finally:
+            with self._noting:
+                self._loading.discard(version)
+
+    def _remove_unneeded(self) -> None:
+        """Remove the folders of versions that no server reads or will read."""
+        with self._noting:  # an evaluation that looks for its version later does not find one of these any more
+            self._folders.set_aside(self.name, self._list_needed() | self._list_read())
+        self._folders.remove_aside(self.name)
 
     def _list_read(self) -> set[int]:
         """Return the newest version, and those that servers read while they start, or may start with."""

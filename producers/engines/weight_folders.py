@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.infra.weights.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -15,6 +16,8 @@ from headrace.producers.engines.owned_folder import OwnedFolder
 
 PREFIX = "headrace-weights-"
 FILE = "model.safetensors"
+ASIDE = ".aside"
+"""Suffix of a folder that is about to be removed."""
 
 
 class WeightFolders:
@@ -70,11 +73,17 @@ class WeightFolders:
         folder = self.folder / policy / str(version)
         return folder if folder.exists() else None
 
-    def keep(self, policy: str, versions: Collection[int]) -> None:
-        """Remove the folders of all other versions of a policy."""
+    def set_aside(self, policy: str, versions: Collection[int]) -> None:
+        """Take the folders of all other versions of a policy out of use, which takes a moment."""
         for folder in (self.folder / policy).iterdir():
             if folder.name.isdigit() and int(folder.name) not in versions:
-                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # it only costs memory
+                    folder.rename(folder.with_suffix(ASIDE))
+
+    def remove_aside(self, policy: str) -> None:
+        """Remove what was set aside, which may take seconds."""
+        for folder in (self.folder / policy).glob(f"*{ASIDE}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _copy_files(self, policy: str, part: Path) -> str:
         """Copy config and tokenizer into the folder; return the name of the weights file."""

@@ -6,17 +6,19 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
+from told_lock import ToldLock
 
 from headrace.infra.embedded.server_process import ServerError
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines import generation_server, request_gate, served_engine
 from headrace.producers.engines.admission import Admission
-from headrace.producers.engines.contract import EngineAway, EngineError, Generation, Sampling
+from headrace.producers.engines.contract import EngineAway, EngineError, Generation, Sampling, VersionGone
 from headrace.producers.engines.generation_server import (
     EngineProcess,
     GenerationServer,
@@ -508,3 +510,49 @@ def test_logs_are_left_where_a_server_did_not_come_back_and_its_error_names_one(
         scene.engine.list_servers()[0].note_gone(ServerAway("it is gone"))
     scene.engine.close()
     assert scene.logs.path.exists() == is_gone
+
+
+WEIGHTS = {"w": Tensor("F32", (1,), memoryview(bytes(4)))}
+
+
+class Exact:
+    """A policy with a training server and servers for exact versions, whose processes are in memory."""
+
+    def __init__(self, root: Path, n_evaluators: int = 1) -> None:
+        (root / "files").mkdir()
+        self.processes = [SlowProcess() for _ in range(n_evaluators)]
+        self.evaluators = [serve_in(one, f"exact-{number}") for number, one in enumerate(self.processes)]
+        self.folders = WeightFolders(root, {"solver": root / "files"})
+        servers = [serve_in(Process())]
+        self.policy = ServedPolicy("solver", cast(ModelShapes, Shapes()), servers, self.evaluators, self.folders)
+
+    def load(self, version: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            self.policy.load(version, WEIGHTS, pool)
+
+
+def test_a_version_that_an_evaluation_finds_while_a_newer_one_is_loaded_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, came = Exact(tmp_path), threading.Event()
+    policy = exact.policy
+    exact.load(5)
+    monkeypatch.setattr(policy, "_noting", cast(threading.Lock, ToldLock(came)), raising=False)
+    list_read = policy._list_read
+    with ThreadPoolExecutor(1) as pool:
+
+        def list_slowly() -> set[int]:
+            holding = pool.submit(policy.hold, 5, None)
+            holding.add_done_callback(lambda _: came.set())
+            assert came.wait(10)
+            monkeypatch.setattr(policy, "_list_read", list_read)
+            holdings.append(holding)
+            return list_read()
+
+        holdings = list[Future[None]]()
+        monkeypatch.setattr(policy, "_list_read", list_slowly)
+        exact.load(6)
+    assert isinstance(holdings[0].exception(10), VersionGone)
+    policy.hold(5, WEIGHTS)
+    exact.load(7)
+    assert policy.find_weights_of(exact.evaluators[0]) == ServedWeights(5, exact.folders.folder / "solver" / "5")

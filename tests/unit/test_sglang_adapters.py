@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import httpx2
 import numpy as np
 import pytest
 from tiny_models import SMALLEST
+from told_lock import ToldLock
 
 from headrace.infra.weights.lora import build_adapter_config
 from headrace.infra.weights.tensors import Tensor
@@ -204,6 +206,29 @@ def test_held_versions_are_beside_the_newest_in_every_server_until_they_are_not_
         policy.find_held(3)
     with pytest.raises(VersionGone):
         policy.is_serving(policy.servers[0], 3)
+
+
+def test_a_version_that_is_held_while_servers_unload_it_is_in_them_afterwards(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, servers, weights = scene
+    came, keep = threading.Event(), policy._keep
+    monkeypatch.setattr(policy, "_turn", cast(threading.Lock, ToldLock(came)))
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
+        policy.load(3, weights, pool)
+        holdings = list[Future[None]]()
+
+        def keep_slowly(server: GenerationServer, versions: set[int]) -> None:
+            if not holdings:
+                holdings.append(other.submit(policy.hold, 3, weights))
+                holdings[0].add_done_callback(lambda _: came.set())
+                assert came.wait(10)
+            keep(server, versions)
+
+        monkeypatch.setattr(policy, "_keep", keep_slowly)
+        policy.load(4, weights, pool)
+        holdings[0].result(10)
+    assert [sorted(list_versions(server)) for server in servers.values()] == [["3", "4"]] * 2
 
 
 def test_a_server_that_was_started_again_gets_the_held_versions(scene: Scene) -> None:

@@ -54,8 +54,10 @@ def test_only_the_versions_that_are_needed_stay(files: Path, root: Path) -> None
     for version in (1, 2, 3):
         folders.write("solver", version, WEIGHTS)
     folders.write("judge", 1, WEIGHTS)
-    folders.keep("solver", {2, 3})
+    folders.set_aside("solver", {2, 3})
     assert [folders.find("solver", version) is not None for version in (1, 2, 3)] == [False, True, True]
+    folders.remove_aside("solver")
+    assert sorted(folder.name for folder in (folders.folder / "solver").iterdir()) == ["2", "3", "files"]
     assert folders.find("judge", 1)
     folders.close()
 
