@@ -41,10 +41,9 @@ class AdapterPolicy(ServedPolicy):
 
     def hold(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
         """See `Engine.hold`."""
-        with self._turn, self._needing(version):
+        with self._turn, self._counting_hold(version):
             if not self._holds[version]:
                 self._load_beside(version, weights)
-            self._holds[version] += 1
 
     def find_held(self, version: int) -> GenerationServer | None:
         """See `ServedPolicy.find_held`; of the servers that have the version, the one with the fewest requests."""

@@ -51,14 +51,14 @@ class ServedPolicy:
         """Versions that this process loaded into servers: a token of any other version comes from another process."""
         self._folders, self._writes_ties = folders, writes_ties
         self._noting = threading.Lock()
-        """Held only for a moment, to change `_loading`, or to choose which folders go. Within it no other lock is
-        taken."""
+        """Held only for a moment, to change `_holds` or `_loading`, or to choose which folders go. Within it no other
+        lock is taken."""
         self._loading: set[int] = set()
         """Versions that an evaluation is loading or about to load."""
         self._held: dict[int, GenerationServer] = {}
         self._holds: Counter[int] = Counter()
         self._turn = threading.Lock()
-        """Guards `_held` and `_holds`."""
+        """Guards `_held`. Held while a version is held, which may take as long as a server takes to start."""
         self._swapping = threading.Lock()
         """Held while the newest version is loaded."""
         self._later: ServedWeights | None = None
@@ -119,14 +119,13 @@ class ServedPolicy:
                 "this engine cannot hold exact versions: set evaluation_servers to 1 or more (with urls: "
                 "evaluation_urls)"
             )
-        with self._turn, self._needing(version):
+        with self._turn, self._counting_hold(version):
             if version not in self._held:
                 self._load_exact(version, weights)
-            self._holds[version] += 1
 
     def release(self, version: int) -> None:
         """See `Engine.release`. The version stays in its server until another version needs that server."""
-        with self._turn:
+        with self._noting:  # without the turn: it does not wait for another version's server
             if not self._holds[version]:
                 raise VersionGone(f"policy {self.name} version {version} is not held")
             self._holds[version] -= 1
@@ -170,12 +169,17 @@ class ServedPolicy:
             self._swapping.release()
 
     @contextmanager
-    def _needing(self, version: int) -> Iterator[None]:
-        """Keep a version's folder during the block. Folders of others are removed at any time: begin before a look."""
+    def _counting_hold(self, version: int) -> Iterator[None]:
+        """Keep a version's folder during the block, and count its hold at the end, unless there was an error.
+
+        Folders of other versions are removed at any time, so a folder is looked for in the block only.
+        """
         with self._noting:
             self._loading.add(version)
         try:
             yield
+            with self._noting:
+                self._holds[version] += 1
         finally:
             with self._noting:
                 self._loading.discard(version)

@@ -556,3 +556,22 @@ def test_a_version_that_an_evaluation_finds_while_a_newer_one_is_loaded_keeps_it
     policy.hold(5, WEIGHTS)
     exact.load(7)
     assert policy.find_weights_of(exact.evaluators[0]) == ServedWeights(5, exact.folders.folder / "solver" / "5")
+
+
+def test_a_version_is_released_while_a_server_starts_with_another_one(tmp_path: Path) -> None:
+    exact = Exact(tmp_path, n_evaluators=2)
+    exact.policy.hold(1, WEIGHTS)
+    slow = exact.processes[1]
+    slow.may_start.clear()
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            holding = pool.submit(exact.policy.hold, 2, WEIGHTS)
+            assert slow.begun.wait(10)
+            pool.submit(exact.policy.release, 1).result(10)
+            assert not holding.done()
+        finally:
+            slow.may_start.set()
+        holding.result(10)
+    assert exact.policy.find_held(2) is exact.evaluators[1]
+    with pytest.raises(VersionGone):
+        exact.policy.release(1)
