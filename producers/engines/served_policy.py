@@ -57,6 +57,8 @@ class ServedPolicy:
         """Versions that an evaluation is loading or about to load."""
         self._held: dict[int, GenerationServer] = {}
         self._holds: Counter[int] = Counter()
+        """Version to its holds, where there are some. As `_held` it is replaced, not changed: any thread may look
+        through it."""
         self._turn = threading.Lock()
         """Guards `_held`. Held while a version is held, which may take as long as a server takes to start."""
         self._swapping = threading.Lock()
@@ -128,7 +130,7 @@ class ServedPolicy:
         with self._noting:  # without the turn: it does not wait for another version's server
             if not self._holds[version]:
                 raise VersionGone(f"policy {self.name} version {version} is not held")
-            self._holds[version] -= 1
+            self._holds = self._holds - Counter([version])
 
     def find_held(self, version: int) -> GenerationServer | None:
         """Return the server that holds a version; None while that server is down. Raises VersionGone."""
@@ -179,7 +181,7 @@ class ServedPolicy:
         try:
             yield
             with self._noting:
-                self._holds[version] += 1
+                self._holds = self._holds + Counter([version])
         finally:
             with self._noting:
                 self._loading.discard(version)
@@ -239,7 +241,7 @@ class ServedPolicy:
         )
 
     def _list_used(self) -> list[int]:
-        return sorted(version for version, count in self._holds.items() if count)
+        return sorted(self._holds)
 
 
 def _serve(server: GenerationServer, weights: ServedWeights, *, may_start: bool) -> float | EngineError:

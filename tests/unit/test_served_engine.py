@@ -575,3 +575,12 @@ def test_a_version_is_released_while_a_server_starts_with_another_one(tmp_path: 
     assert exact.policy.find_held(2) is exact.evaluators[1]
     with pytest.raises(VersionGone):
         exact.policy.release(1)
+
+
+def test_holds_that_a_thread_looks_through_do_not_change_meanwhile(tmp_path: Path) -> None:
+    exact = Exact(tmp_path, n_evaluators=2)
+    exact.policy.hold(1, WEIGHTS)
+    looked_through = iter(exact.policy._holds)
+    exact.policy.hold(2, WEIGHTS)
+    exact.policy.release(1)
+    assert list(looked_through) == [1]
