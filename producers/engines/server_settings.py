@@ -217,7 +217,8 @@ class ServerFactory:
         self.logs = self.logs or OwnedFolder(temporary_folder(), LOGS_PREFIX, keep_s=LOGS_KEPT_S)
         names = [f"{policy}-{number}" for number in range(settings.servers)]
         evaluators = 0 if with_adapters else settings.evaluation_servers
-        exact_names = [f"{policy}-evaluation-{number}" for number in range(evaluators)]
+        # A dot, which no policy's name has: another policy may be named `solver-evaluation`.
+        exact_names = [f"{policy}.evaluation-{number}" for number in range(evaluators)]
         made = {name: self._build_server(self.logs.path / name, launch) for name in (*names, *exact_names)}
         return [made[name] for name in names], [made[name] for name in exact_names]
 

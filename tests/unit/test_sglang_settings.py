@@ -96,3 +96,11 @@ def test_servers_share_the_devices_in_turn_and_start_with_their_version(monkeypa
     command = training[0]._process._launch.build_command(ServedWeights(7, Path("/dev/shm/7")), 30000)  # noqa: S108
     assert command[:3] == ["/home/me/sglang/bin/python", "-m", "sglang.launch_server"]
     assert " ".join(command).endswith("--weight-version 7 --host 127.0.0.1 --port 30000 --context-length 38 --x")
+
+
+def test_no_two_servers_of_a_worker_have_one_name() -> None:
+    factory = ServerFactory(SGLANG, read_settings(SGLANG, {"servers": 2, "evaluation_servers": 2}))
+    policies = ("solver", "solver-evaluation", "solver-0", "solver_evaluation", "solver-evaluation-0")
+    built = [one for policy in policies for servers in factory.build_servers(policy, 32) for one in servers]
+    assert len({one.name for one in built}) == len(built) == 4 * len(policies)
+    assert [one.name for one in built[:4]] == ["solver-0", "solver-1", "solver.evaluation-0", "solver.evaluation-1"]
