@@ -51,8 +51,8 @@ class ServedPolicy:
         """Versions that this process loaded into servers: a token of any other version comes from another process."""
         self._folders, self._writes_ties = folders, writes_ties
         self._noting = threading.Lock()
-        """Held only for a moment, to change `_holds` or `_loading`, or to choose which folders go. Within it no other
-        lock is taken."""
+        """Held only for a moment, to change `_holds`, `_loading` or `_deaths`, or to choose which folders go. Within it
+        no other lock is taken."""
         self._loading: set[int] = set()
         """Versions that an evaluation is loading or about to load."""
         self._held: dict[int, GenerationServer] = {}
@@ -81,11 +81,7 @@ class ServedPolicy:
 
         Raises EngineError if no server loaded it, and EngineAway if a server may load it later.
         """
-        if self._deaths[version] >= MOST_DEATHS:
-            raise EngineError(
-                f"{MOST_DEATHS} servers failed while they loaded version {version} of {self.name}: it is not loaded "
-                "again"
-            )
+        self._refuse_deadly(version)
         with self._swapping:
             return self._load_into_all(self._write(version, weights), pool)
 
@@ -99,7 +95,8 @@ class ServedPolicy:
         outcomes = pool.map(lambda one: _serve(one, wanted, may_start=may_start), self.servers)
         for server, outcome in zip(self.servers, outcomes, strict=True):
             if isinstance(outcome, EngineError):
-                self._deaths[version] += isinstance(outcome, LostInLoad)
+                if isinstance(outcome, LostInLoad):
+                    self._count_death(version)
                 errors.append(outcome)
                 log.warning("engine.not_loaded", server=server.name, version=version, why=str(outcome))
             else:
@@ -201,10 +198,30 @@ class ServedPolicy:
         """Return the versions whose folders are needed beside the newest one's."""
         return {*self._held, *self._loading}
 
+    def _refuse_deadly(self, version: int) -> None:
+        """Raise EngineError for a version that took too many servers down."""
+        if self._deaths[version] >= MOST_DEATHS:
+            raise EngineError(
+                f"{MOST_DEATHS} servers failed while they loaded version {version} of {self.name}: it is not loaded "
+                "again"
+            )
+
+    def _count_death(self, version: int) -> None:
+        """Count a server that failed while it loaded a version."""
+        with self._noting:
+            self._deaths[version] += 1
+
     def _load_exact(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
+        self._refuse_deadly(version)
         wanted = self._find_or_write(version, weights)
         server = self._find_free()
-        server.serve(wanted)
+        try:
+            server.serve(wanted)
+        except EngineAway as away:
+            # A failed start says nothing of a version, unless the version took a server down before.
+            if isinstance(away, LostInLoad) or (self._deaths[version] and server.unstarted == version):
+                self._count_death(version)
+            raise
         self.loaded.add(version)
         self._held = {key: one for key, one in self._held.items() if one is not server} | {version: server}
 

@@ -584,3 +584,45 @@ def test_holds_that_a_thread_looks_through_do_not_change_meanwhile(tmp_path: Pat
     exact.policy.hold(2, WEIGHTS)
     exact.policy.release(1)
     assert list(looked_through) == [1]
+
+
+NOT_AGAIN = "2 servers failed while they loaded version 2 of solver: it is not loaded again"
+
+
+def test_a_version_that_takes_evaluation_servers_down_is_held_no_more_and_others_are(tmp_path: Path) -> None:
+    exact = Exact(tmp_path)
+    exact.policy.hold(1, WEIGHTS)
+    exact.policy.release(1)
+    exact.processes[0].api.dies_in = ["load"] * 2
+    for _ in range(2):
+        with pytest.raises(EngineAway, match="failed while it loaded version 2"):
+            exact.policy.hold(2, WEIGHTS)
+    with pytest.raises(EngineError, match=NOT_AGAIN) as refused:
+        exact.policy.hold(2, None)
+    assert not isinstance(refused.value, EngineAway | VersionGone), "it would be tried again, or fetched"
+    exact.policy.hold(3, WEIGHTS)
+    assert exact.policy.find_held(3) is exact.evaluators[0]
+
+
+def test_a_version_with_which_the_server_that_it_took_down_does_not_start_is_held_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_server, "FIRST_PAUSE_S", 0.0)
+    exact = Exact(tmp_path)
+    [process] = exact.processes
+    process.refused = 2
+    for _ in range(3):
+        with pytest.raises(EngineAway, match="exact-0 does not start"):
+            exact.policy.hold(2, WEIGHTS)
+    process.refused = -1
+    exact.policy.hold(1, WEIGHTS)
+    exact.policy.release(1)
+    process.refused, process.api.dies_in = 2, ["load"]
+    with pytest.raises(EngineAway, match="failed while it loaded version 2"):
+        exact.policy.hold(2, WEIGHTS)
+    process.is_up = False
+    with pytest.raises(EngineAway, match="exact-0 does not start"):
+        exact.policy.hold(2, WEIGHTS)
+    with pytest.raises(EngineError, match=NOT_AGAIN):
+        exact.policy.hold(2, WEIGHTS)
+    exact.policy.hold(3, WEIGHTS)
