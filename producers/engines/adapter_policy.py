@@ -11,7 +11,7 @@ import structlog
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.generation_server import GenerationServer, ServedWeights
-from headrace.producers.engines.served_policy import ServedPolicy
+from headrace.producers.engines.served_policy import MOST_DEATHS, ServedPolicy
 from headrace.producers.engines.server_api import AdapterServerApi, ServerAway
 
 log = structlog.get_logger()
@@ -46,10 +46,15 @@ class AdapterPolicy(ServedPolicy):
                 self._load_beside(version, weights)
 
     def find_held(self, version: int) -> GenerationServer | None:
-        """See `ServedPolicy.find_held`; of the servers that have the version, the one with the fewest requests."""
+        """See `ServedPolicy.find_held`; of the servers that have the version, the one with the fewest requests.
+
+        Raises EngineError for a version that none has, because it takes them down.
+        """
         if not self._holds[version]:
             raise self._describe_missing(version, self._list_used())
         have = [one for one in self.servers if one.version is not None and _adapters_of(one).has(version)]
+        if not have:
+            self._refuse_deadly(version)
         return min(have, key=lambda one: one.gate.crowding, default=None)
 
     def is_serving(self, server: GenerationServer, version: int | None) -> bool:
@@ -69,7 +74,11 @@ class AdapterPolicy(ServedPolicy):
         return {*self._list_used(), *self._loading}
 
     def _load_beside(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
-        """Load a version into all servers that are up. Raises EngineError if too many are held, and VersionGone."""
+        """Load a version into all servers that are up.
+
+        Raises VersionGone, and EngineError if too many are held or this one takes servers down.
+        """
+        self._refuse_deadly(version)
         used = self._list_used()
         if len(used) >= MOST_HELD:
             raise EngineError(f"policy {self.name} already holds versions {used}, all in use; release one")
@@ -79,12 +88,19 @@ class AdapterPolicy(ServedPolicy):
             self._add(server, wanted)
 
     def _add(self, server: GenerationServer, wanted: ServedWeights) -> None:
-        """Load a version into a server, if it is up. Raises WeightsRefused."""
-        if server.version is None:
+        """Load a version into a server that is up, unless the version takes servers down. Raises WeightsRefused."""
+        if server.version is None or self._deaths[wanted.version] >= MOST_DEATHS:
             return
+        if _adapters_of(server).has(wanted.version):
+            return
+        api, is_there = _adapters_of(server), False
         try:
-            _adapters_of(server).add(wanted.folder, wanted.version)
+            api.read_weight_version()
+            is_there = True
+            api.add(wanted.folder, wanted.version)
         except ServerAway as away:
+            if is_there:  # else the version is not the cause
+                self._count_death(wanted.version)
             server.note_gone(away)
 
     def _keep(self, server: GenerationServer, versions: set[int]) -> None:

@@ -22,7 +22,7 @@ from headrace.producers.engines.adapter_policy import AdapterPolicy
 from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
 from headrace.producers.engines.generation_server import GenerationServer, ServedWeights, ServerLaunch
 from headrace.producers.engines.model_shapes import ModelShapes
-from headrace.producers.engines.server_api import Answer, HttpConnections, WeightsRefused
+from headrace.producers.engines.server_api import Answer, HttpConnections, ServerAway, WeightsRefused
 from headrace.producers.engines.sglang import build_words
 from headrace.producers.engines.sglang_adapters import SGLangAdapters
 from headrace.producers.engines.weight_folders import WeightFolders
@@ -44,9 +44,18 @@ class Server:
         """Whether a request that is ended was in the queue."""
         self.is_ready = False
         self.refuses = False
+        self.dies_with = ""
+        """The version that takes it down."""
+        self.deaths = 0
+        self.is_away = False
 
     def call(self, _method: str, path: str, body: Any = None, _limit_s: float = 0.0, **_: Any) -> httpx2.Response:
+        if self.is_away:
+            raise ServerAway("it does not answer")
         if path == "/load_lora_adapter":
+            if body["lora_name"].partition("-")[0] == self.dies_with:
+                self.deaths += 1
+                raise ServerAway("it went away")
             if self.refuses:
                 return httpx2.Response(400, json={"success": False, "error_message": "no room"})
             self.adapters[body["lora_name"]] = body["lora_path"]
@@ -242,6 +251,39 @@ def test_a_server_that_was_started_again_gets_the_held_versions(scene: Scene) ->
     assert [policy.is_serving(one, version) for one, version in ((first, 3), (second, None))] == [False, False]
     policy.settle(first)
     assert policy.find_held(3) is first
+
+
+def test_a_held_adapter_that_takes_servers_down_is_loaded_no_more(scene: Scene) -> None:
+    policy, servers, weights = scene
+    with ThreadPoolExecutor(2) as pool:
+        policy.load(4, weights, pool)
+    for server in servers.values():
+        server.dies_with = "3"
+    policy.hold(3, weights)
+    for opened in policy.servers:
+        opened.look(policy.find_weights_of(opened))
+        policy.settle(opened)
+    assert [(server.deaths, list_versions(server)) for server in servers.values()] == [(1, ["4"])] * 2
+    assert [opened.version for opened in policy.servers] == [4, 4]
+    with pytest.raises(EngineError, match="2 servers failed while they loaded version 3 of solver"):
+        policy.find_held(3)
+    policy.release(3)
+    with pytest.raises(EngineError, match="2 servers failed while they loaded version 3 of solver"):
+        policy.hold(3, weights)
+
+
+def test_servers_that_were_away_before_say_nothing_of_an_adapter(scene: Scene) -> None:
+    policy, servers, weights = scene
+    with ThreadPoolExecutor(2) as pool:
+        policy.load(4, weights, pool)
+    for server in servers.values():
+        server.is_away = True
+    policy.hold(3, weights)
+    for server, opened in zip(servers.values(), policy.servers, strict=True):
+        server.is_away = False
+        opened.look(policy.find_weights_of(opened))
+        policy.settle(opened)
+    assert [sorted(list_versions(server)) for server in servers.values()] == [["3", "4"]] * 2
 
 
 def test_what_is_not_the_adapter_of_this_base_is_refused_before_a_server_reads_it(scene: Scene) -> None:
