@@ -295,12 +295,14 @@ class GenerationServer:
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started
         log_file = self._process.folder / LOG
+        self._weights = None  # or a server that answers, but whose start failed, would count as up
         self.trouble = f"{self._launch.what} {self.name} starts with version {weights.version} (log: {log_file})"
         self._process.weights, self.starting = weights, weights.version
         try:
             self._process.start(self._launch.start_limit_s)
             self.api.note_started(weights.folder, weights.version)
         except (ServerError, ServerAway) as error:
+            self._process.stop(timeout_s=5)  # otherwise it would be given weights as one that has started
             self._is_gone.set()
             self.unstarted = weights.version
             first, *rest = str(error).splitlines()

@@ -48,6 +48,7 @@ class Server:
         self.is_slow = False
         """Whether it answers nothing, unless a request is to end."""
         self.given_up: set[str] = set()
+        self.fault_of_start: Exception | None = None
 
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int | None = None
@@ -75,6 +76,8 @@ class Server:
 
     def note_started(self, folder: Path, version: int) -> None:
         self.label = str(version)
+        if self.fault_of_start is not None:
+            raise self.fault_of_start
 
     def read_weight_version(self) -> str:
         self._go_away("read_weight_version")
@@ -391,6 +394,34 @@ def test_a_server_whose_connection_broke_is_not_started_again_unless_it_was_lost
         server.serve(ServedWeights(2, tmp_path))
     server.look(weights)
     assert (server.version, process.starts) == (1, 1)
+
+
+@pytest.mark.parametrize("fault", [ServerAway("too slow"), WeightsRefused("of another convention")])
+def test_a_server_whose_start_failed_although_it_answers_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr(generation_server, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(generation_server, "LONGEST_PAUSE_S", 0.0)
+    process, weights = SlowProcess(), ServedWeights(1, tmp_path)
+    server = serve_in(process)
+    server.serve(weights)
+    process.is_up, process.api.fault_of_start = False, fault
+    server.look(weights)
+    assert (server.version, process.starts) == (None, 2)
+    process.api.fault_of_start = None
+    server.look(weights)
+    assert (server.version, process.starts) == (1, 3)
+
+
+def test_a_server_whose_start_failed_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:
+    process = SlowProcess()
+    server = serve_in(process)
+    process.api.fault_of_start = ServerAway("too slow")
+    with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
+        server.serve(ServedWeights(1, tmp_path))
+    with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
+        server.serve(ServedWeights(2, tmp_path))
+    assert process.api.label == "1"
 
 
 def test_a_closed_engine_ends_what_waits_for_a_server(scene: Scene) -> None:
