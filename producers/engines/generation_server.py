@@ -20,7 +20,7 @@ from headrace.infra.process.log_lines import find_last_error
 from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import EngineAway, EngineError
 from headrace.producers.engines.request_gate import RequestGate
-from headrace.producers.engines.server_api import ServerApi, ServerAway, ServerLoad, WeightsRefused
+from headrace.producers.engines.server_api import FRESH, ServerApi, ServerAway, ServerLoad, WeightsRefused
 
 log = structlog.get_logger()
 
@@ -322,9 +322,12 @@ class GenerationServer:
         self.version = weights.version
 
     def _refuse_other_writers(self) -> None:
-        """Raise WeightsRefused if another process has loaded weights: tokens would be recorded under wrong versions."""
+        """Raise WeightsRefused if another process has loaded weights: tokens would be recorded under wrong versions.
+
+        A server that its user has started again is fresh: nobody has loaded weights.
+        """
         label = self.api.read_weight_version()
-        if self._weights is not None and label != str(self._weights.version):
+        if self._weights is not None and label not in {FRESH, str(self._weights.version)}:
             raise WeightsRefused(
                 f"{self.name} serves weights with the label {label!r}, but this worker loaded version "
                 f"{self._weights.version}: another process uses it too; give each worker a server of its own"

@@ -211,6 +211,14 @@ def test_weights_that_somebody_else_loads_are_noticed_and_never_get_our_versions
         scene.load(2)
 
 
+def test_a_server_that_its_user_started_again_while_it_was_idle_gets_weights_again(scene: Scene) -> None:
+    scene.load(1)
+    for server in scene.servers.values():
+        server.label = "default"
+    scene.load(2)
+    assert [server.label for server in scene.servers.values()] == ["2", "2"]
+
+
 def test_tokens_of_another_vocabulary_are_refused(scene: Scene) -> None:
     scene.load(1)
     for server in scene.servers.values():
