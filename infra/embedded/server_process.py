@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,8 @@ class ServerProcess(ABC):
         self._ports: dict[str, int] = {}
         self._reserved: list[socket.socket] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Lock()
+        """Any thread may stop it, also while another one starts it."""
 
     @abstractmethod
     def _command(self) -> ServerCommand:
@@ -156,8 +159,8 @@ class ServerProcess(ABC):
         """
         if self.is_alive():
             return self
-        if self._process is not None:
-            _reap(self._process)
+        if (dead := self._process) is not None:
+            _reap(dead)
         self.claim()
         began = time.monotonic()
         try:
@@ -165,10 +168,10 @@ class ServerProcess(ABC):
             launch = self._command()
             log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
             log = self.folder / "stdout.log"
-            self._process = spawn_from_own_thread(
+            self._process = started = spawn_from_own_thread(
                 ChildCommand(launch.command, launch.environment, log, signal.SIGTERM, self.folder)
             )
-            self._write_pid(self._process.pid)
+            self._write_pid(started.pid)
             self._wait_until_it_answers(time.monotonic() + timeout_s, timeout_s, log_starts)
         except OSError as error:
             self.stop()
@@ -185,15 +188,16 @@ class ServerProcess(ABC):
 
         Processes of the server that outlive it, as they do when it crashes, are killed.
         """
-        if self._process is not None:
-            if not _stop_child(self._process, timeout_s):
-                why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
-                _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
-            clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
-            self._process = None
-            self._pid_file.unlink(missing_ok=True)
-            self._clean_up(clean=clean)
-        self._release()
+        with self._stopping:
+            if self._process is not None:
+                if not _stop_child(self._process, timeout_s):
+                    why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
+                    _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
+                clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
+                self._process = None
+                self._pid_file.unlink(missing_ok=True)
+                self._clean_up(clean=clean)
+            self._release()
 
     def __enter__(self) -> Self:
         return self.start()

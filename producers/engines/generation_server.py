@@ -80,9 +80,10 @@ class EngineProcess(ServerProcess):
         """The weights that the server loads when it starts."""
         self.api: ServerApi | None = None
         self.is_ending = False
-        """Whether to give up a start that is under way."""
+        """Whether to begin no start, and to give up one that is under way."""
 
     def _command(self) -> ServerCommand:
+        self._refuse_end()
         if self.weights is None:
             raise ServerError(f"the {self._launch.what} cannot start before weights are loaded")
         port = self.port("http")
@@ -98,9 +99,12 @@ class EngineProcess(ServerProcess):
         self._close_api()
 
     def _is_answering(self) -> bool:
+        self._refuse_end()
+        return self.api is not None and self.api.is_ready()
+
+    def _refuse_end(self) -> None:
         if self.is_ending:
             raise ServerError(f"the {self._launch.what} is being stopped")
-        return self.api is not None and self.api.is_ready()
 
     def _close_api(self) -> None:
         if self.api is not None:
@@ -142,6 +146,11 @@ class GenerationServer:
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._retry_at = 0.0
         self._answered_at = time.monotonic()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its process is started and stopped here."""
+        return self._process is not None
 
     @property
     def url(self) -> str:
@@ -210,10 +219,11 @@ class GenerationServer:
             self._turn.release()
 
     def close(self) -> None:
-        """Stop the process, if the engine started it; give up a start that is under way."""
+        """Stop the process, if the engine started it; give up a start or a load that is under way."""
         self.version = None
         if self._process is not None:
             self._process.is_ending = True
+            self._process.stop()  # a load ends with its server
             with self._turn:
                 self._process.stop()
         with suppress(ServerAway):

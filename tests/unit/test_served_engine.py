@@ -265,6 +265,8 @@ class SlowProcess(Process):
         self.is_up, self.is_ending = False, False
         self.begun, self.may_start = threading.Event(), threading.Event()
         self.may_start.set()
+        self.may_stop = threading.Event()
+        self.may_stop.set()
         self.fails = False
         self.refused = -1
 
@@ -272,6 +274,7 @@ class SlowProcess(Process):
         return self.is_up
 
     def stop(self, timeout_s: float = 0) -> None:
+        self.may_stop.wait(10)
         self.is_up = False
 
     def start(self, _limit_s: float) -> None:
@@ -537,6 +540,31 @@ def test_a_request_that_a_swap_ended_goes_on_before_those_that_are_held_back_whi
 
     held, asked = asyncio.run(play())
     assert (held.version_runs, asked) == (((2, 6),), [[5, 6], [5, 6, 2, 3], [9]])
+
+
+def test_weights_leave_memory_before_the_servers_of_a_closed_engine_have_ended(
+    started: tuple[ServedEngine, list[SlowProcess]],
+) -> None:
+    engine, processes = started
+    for process in processes:
+        process.may_stop.clear()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    wait_until(lambda: not engine._folders.folder.exists())
+    assert all(process.is_up for process in processes)
+    for process in processes:
+        process.may_stop.set()
+    closing.join()
+
+
+def test_weights_stay_until_a_server_that_goes_on_has_loaded_them(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.load(1)
+    folder, seen = scene.engine._folders.folder, list[bool]()
+    monkeypatch.setattr(scene.engine._pool, "shutdown", lambda: seen.append(folder.exists()))
+    scene.engine.close()
+    assert (seen, folder.exists()) == ([True], False)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
