@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,13 @@ from headrace.infra.embedded.loopback_ports import draw_port, find_port_user, ho
 from headrace.infra.environment import server_environment
 from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import open_locked
-from headrace.infra.process.child_process import ChildCommand, has_ended, spawn_from_own_thread
+from headrace.infra.process.child_process import (
+    EXIT_POLL_S,
+    ChildCommand,
+    has_ended,
+    kill_session,
+    spawn_from_own_thread,
+)
 from headrace.infra.process.log_lines import read_lines
 
 PROBE_INTERVAL_S = 0.03
@@ -89,6 +96,8 @@ class ServerProcess(ABC):
         self._ports: dict[str, int] = {}
         self._reserved: list[socket.socket] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Lock()
+        """Any thread may stop it, also while another one starts it."""
 
     @abstractmethod
     def _command(self) -> ServerCommand:
@@ -103,12 +112,10 @@ class ServerProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Process id while the server runs, else None.
-
-        `poll` alone would report a running process until the waiting thread has noted its end.
-        """
+        """Process id while the server runs, else None; a read of it reaps no ended process."""
         process = self._process
-        return process.pid if process is not None and process.poll() is None and not has_ended(process.pid) else None
+        is_running = process is not None and process.returncode is None and not has_ended(process.pid)
+        return process.pid if process is not None and is_running else None
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
@@ -152,6 +159,8 @@ class ServerProcess(ABC):
         """
         if self.is_alive():
             return self
+        if (dead := self._process) is not None:
+            _reap(dead)
         self.claim()
         began = time.monotonic()
         try:
@@ -159,10 +168,10 @@ class ServerProcess(ABC):
             launch = self._command()
             log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
             log = self.folder / "stdout.log"
-            self._process = spawn_from_own_thread(
+            self._process = started = spawn_from_own_thread(
                 ChildCommand(launch.command, launch.environment, log, signal.SIGTERM, self.folder)
             )
-            self._write_pid(self._process.pid)
+            self._write_pid(started.pid)
             self._wait_until_it_answers(time.monotonic() + timeout_s, timeout_s, log_starts)
         except OSError as error:
             self.stop()
@@ -175,16 +184,20 @@ class ServerProcess(ABC):
         return self
 
     def stop(self, timeout_s: float = 30) -> None:
-        """Stop the server and release the folder; kill it if SIGTERM does not end it within `timeout_s`."""
-        if self._process is not None:
-            if not _stop_tree(self._process, timeout_s):
-                why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
-                _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
-            clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
-            self._process = None
-            self._pid_file.unlink(missing_ok=True)
-            self._clean_up(clean=clean)
-        self._release()
+        """Stop the server and release the folder; kill it if SIGTERM does not end it within `timeout_s`.
+
+        Processes of the server that outlive it, as they do when it crashes, are killed.
+        """
+        with self._stopping:
+            if self._process is not None:
+                if not _stop_child(self._process, timeout_s):
+                    why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
+                    _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
+                clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
+                self._process = None
+                self._pid_file.unlink(missing_ok=True)
+                self._clean_up(clean=clean)
+            self._release()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -220,7 +233,7 @@ class ServerProcess(ABC):
             "server.leftover",
             detail=f"{self._a_server} (pid {leftover.pid}) of an earlier run still uses {self.folder}: stopping it",
         )
-        _stop_tree(leftover, LEFTOVER_STOP_S)
+        _stop_other(leftover, LEFTOVER_STOP_S)
         self._pid_file.unlink(missing_ok=True)
 
     def _write_pid(self, pid: int) -> None:
@@ -265,7 +278,8 @@ class ServerProcess(ABC):
     def _wait_until_it_answers(self, deadline: float, timeout_s: float, log_starts: Mapping[Path, int]) -> None:
         process = self._process
         while process is not None and time.monotonic() < deadline:
-            if (code := process.poll()) is not None:
+            if has_ended(process.pid):
+                code = _reap(process)
                 raise ServerFailed(
                     f"the {self.what} in {self.folder} exited with {code} while starting; {_describe_logs(log_starts)}"
                 )
@@ -288,21 +302,48 @@ class ServerProcess(ABC):
             self._owner = None
 
 
-def _stop_tree(process: subprocess.Popen[bytes] | psutil.Process, timeout_s: float) -> bool:
-    """Send SIGTERM to the process and its descendants, wait, send SIGKILL; return whether SIGTERM was enough."""
+def _stop_child(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Send SIGTERM to a child, wait, kill the rest of its tree; return whether SIGTERM was enough."""
+    if process.returncode is not None:  # it was reaped when it failed to start
+        return True
+    if not has_ended(process.pid):
+        os.kill(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while not (was_enough := has_ended(process.pid)) and time.monotonic() < deadline:
+        time.sleep(EXIT_POLL_S)
+    if not was_enough:
+        _kill_descendants(process.pid)
+    _reap(process)
+    return was_enough
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    """Kill a child with its whole session, and reap it; return its exit code.
+
+    A crashed server leaves processes that keep its memory. Until the child is reaped, no other session has its number.
+    """
+    if process.returncode is None:
+        kill_session(process.pid)
+    return process.wait()
+
+
+def _stop_other(process: psutil.Process, timeout_s: float) -> None:
+    """Send SIGTERM to a process that is no child, wait, send SIGKILL to it and its descendants."""
     with suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout_s)
-    except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
-        with suppress(psutil.NoSuchProcess):
-            for descendant in psutil.Process(process.pid).children(recursive=True):
-                descendant.kill()  # the JVM that writes an AOT cache has a JVM of its own
+    except psutil.TimeoutExpired:
+        _kill_descendants(process.pid)
         with suppress(psutil.NoSuchProcess):
             process.kill()
         process.wait()
-        return False
-    return True
+
+
+def _kill_descendants(pid: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        for descendant in psutil.Process(pid).children(recursive=True):
+            descendant.kill()  # the JVM that writes an AOT cache has a JVM of its own
 
 
 def _find_recorded_process(pid_file: Path, folder: Path) -> psutil.Process | None:

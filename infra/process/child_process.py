@@ -87,7 +87,10 @@ def spawn(child: ChildCommand) -> subprocess.Popen[bytes]:
 
 
 def spawn_from_own_thread(child: ChildCommand) -> subprocess.Popen[bytes]:
-    """`spawn` from a new thread that lives as long as the child, for a thread that may end sooner. Raises OSError."""
+    """`spawn` from a new thread that lives as long as the child, for a thread that may end sooner. Raises OSError.
+
+    The thread does not reap the child, so that its pid stays valid until the caller has waited for it.
+    """
     spawned: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
     def spawn_and_wait() -> None:
@@ -97,7 +100,7 @@ def spawn_from_own_thread(child: ChildCommand) -> subprocess.Popen[bytes]:
             spawned.put(error)
             return
         spawned.put(process)
-        process.wait()
+        wait_without_reaping(process.pid)
 
     threading.Thread(target=spawn_and_wait, name="child-parent", daemon=True).start()
     process = spawned.get()

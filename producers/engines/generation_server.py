@@ -20,7 +20,7 @@ from headrace.infra.process.log_lines import find_last_error
 from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import EngineAway, EngineError
 from headrace.producers.engines.request_gate import RequestGate
-from headrace.producers.engines.server_api import ServerApi, ServerAway, ServerLoad, WeightsRefused
+from headrace.producers.engines.server_api import FRESH, ServerApi, ServerAway, ServerLoad, WeightsRefused
 
 log = structlog.get_logger()
 
@@ -80,9 +80,10 @@ class EngineProcess(ServerProcess):
         """The weights that the server loads when it starts."""
         self.api: ServerApi | None = None
         self.is_ending = False
-        """Whether to give up a start that is under way."""
+        """Whether to begin no start, and to give up one that is under way."""
 
     def _command(self) -> ServerCommand:
+        self._refuse_end()
         if self.weights is None:
             raise ServerError(f"the {self._launch.what} cannot start before weights are loaded")
         port = self.port("http")
@@ -98,9 +99,12 @@ class EngineProcess(ServerProcess):
         self._close_api()
 
     def _is_answering(self) -> bool:
+        self._refuse_end()
+        return self.api is not None and self.api.is_ready()
+
+    def _refuse_end(self) -> None:
         if self.is_ending:
             raise ServerError(f"the {self._launch.what} is being stopped")
-        return self.api is not None and self.api.is_ready()
 
     def _close_api(self) -> None:
         if self.api is not None:
@@ -142,6 +146,11 @@ class GenerationServer:
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._retry_at = 0.0
         self._answered_at = time.monotonic()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its process is started and stopped here."""
+        return self._process is not None
 
     @property
     def url(self) -> str:
@@ -210,10 +219,11 @@ class GenerationServer:
             self._turn.release()
 
     def close(self) -> None:
-        """Stop the process, if the engine started it; give up a start that is under way."""
+        """Stop the process, if the engine started it; give up a start or a load that is under way."""
         self.version = None
         if self._process is not None:
             self._process.is_ending = True
+            self._process.stop()  # a load ends with its server
             with self._turn:
                 self._process.stop()
         with suppress(ServerAway):
@@ -295,12 +305,14 @@ class GenerationServer:
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started
         log_file = self._process.folder / LOG
+        self._weights = None  # or a server that answers, but whose start failed, would count as up
         self.trouble = f"{self._launch.what} {self.name} starts with version {weights.version} (log: {log_file})"
         self._process.weights, self.starting = weights, weights.version
         try:
             self._process.start(self._launch.start_limit_s)
             self.api.note_started(weights.folder, weights.version)
         except (ServerError, ServerAway) as error:
+            self._process.stop(timeout_s=5)  # otherwise it would be given weights as one that has started
             self._is_gone.set()
             self.unstarted = weights.version
             first, *rest = str(error).splitlines()
@@ -320,9 +332,12 @@ class GenerationServer:
         self.version = weights.version
 
     def _refuse_other_writers(self) -> None:
-        """Raise WeightsRefused if another process has loaded weights: tokens would be recorded under wrong versions."""
+        """Raise WeightsRefused if another process has loaded weights: tokens would be recorded under wrong versions.
+
+        A server that its user has started again is fresh: nobody has loaded weights.
+        """
         label = self.api.read_weight_version()
-        if self._weights is not None and label != str(self._weights.version):
+        if self._weights is not None and label not in {FRESH, str(self._weights.version)}:
             raise WeightsRefused(
                 f"{self.name} serves weights with the label {label!r}, but this worker loaded version "
                 f"{self._weights.version}: another process uses it too; give each worker a server of its own"

@@ -261,11 +261,12 @@ class ServedEngine:
             return
         self._over.set()
         self._supervisor.join()
-        list(self._pool.map(lambda server: server.close(), self.list_servers()))
+        has_trouble = any(server.trouble for server in self.list_servers())
+        _close_servers(self.list_servers(), self._folders, self._pool)
         self._pool.shutdown()
         self._folders.close()
         if self._logs is not None:
-            self._logs.close(leaves=any(server.trouble for server in self.list_servers()))
+            self._logs.close(leaves=has_trouble)
 
     def list_servers(self) -> list[GenerationServer]:
         """Return the servers of all policies, for each policy those for exact versions last."""
@@ -295,6 +296,13 @@ class ServedEngine:
             served.settle(server)
         except Exception:
             log.exception("engine.look_failed", server=server.name)
+
+
+def _close_servers(servers: Sequence[GenerationServer], folders: WeightFolders, pool: ThreadPoolExecutor) -> None:
+    closing = pool.map(lambda server: server.close(), servers)
+    if all(server.is_ours for server in servers):  # others go on, and may still read them
+        folders.close()  # at once: this process may be killed before its servers have ended
+    list(closing)
 
 
 def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, expected: set[int]) -> None:

@@ -20,6 +20,8 @@ CONTROL_LIMIT_S = 30.0
 """Seconds to wait for the answer to a cheap question."""
 IDLE_S = 1.0
 """Seconds for which an idle connection is kept. Servers close it after 5 s, and a request at that moment is lost."""
+FRESH = "default"
+"""The label of weights that nobody loaded: somebody has started the server, without a label."""
 
 
 class ServerAway(Exception):

@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.server_api import (
+    FRESH,
     Answer,
     HttpConnections,
     ServerAway,
@@ -141,6 +142,8 @@ def build_parameters(sampling: Sampling) -> dict[str, Any]:
 def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
     """Return an answer of `/generate`. Raises EngineError where ids, log-probabilities and versions do not agree.
 
+    Raises ServerAway for tokens of weights that a server was started with.
+
     An answer that ended with a token outside `stop_ids` (the model's own end token) counts as aborted, so it continues.
     """
     meta, ids = found["meta_info"], np.asarray(found["output_ids"], np.int32)
@@ -168,7 +171,9 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
 
 
 def read_label(label: Any) -> int:
-    """Return the version that a label of weights names. Raises EngineError for a label of another program."""
+    """Return the version that a label names. Raises ServerAway for a fresh server, EngineError for another program."""
+    if label == FRESH:
+        raise ServerAway("the server was started again, and has weights that this worker did not load")
     try:
         return int(label)
     except (TypeError, ValueError):

@@ -26,6 +26,7 @@ import numpy as np
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.open_requests import AGAIN_S, ANSWERS_LIMIT_S, OpenRequests
 from headrace.producers.engines.server_api import (
+    FRESH,
     NOTHING,
     Answer,
     HttpConnections,
@@ -39,8 +40,6 @@ HTTP_OK, HTTP_BAD_REQUEST, HTTP_NOT_FOUND = 200, 400, 404
 LOAD_LIMIT_S = 900.0
 """Seconds to read one set of weights from a folder in memory."""
 LOGPROBS_MODE = "processed_logprobs"
-FRESH = "default"
-"""The label of weights that a server was started with."""
 
 
 class VllmApi:

@@ -28,7 +28,7 @@ from headrace.producers.rollout.episodes import (
 from headrace.producers.rollout.failure_brake import FailureBrake
 from headrace.producers.rollout.failures import FailureLog, build_failure
 from headrace.producers.rollout.group_records import build_outgoing, count_generated_tokens, encode_claim, encode_group
-from headrace.producers.rollout.pauses import DELIVERY, Pauses
+from headrace.producers.rollout.pauses import DELIVERY, STORE, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.scoring import LimitedScoring
@@ -270,8 +270,8 @@ class Concluder:
             try:
                 stored = await asyncio.to_thread(self.run.store.put, value, "groups")
             except StoreError as error:
-                self.pauses.begin("object store", error)
+                self.pauses.begin(STORE, error)
                 await asyncio.sleep(backoff.next_s())
             else:
-                self.pauses.end("object store")
+                self.pauses.end(STORE)
                 return ClaimCheck(STORE_NAME, stored.key, stored.sha256, stored.size_bytes)

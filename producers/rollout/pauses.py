@@ -7,13 +7,16 @@ import structlog
 log = structlog.get_logger()
 
 
+KAFKA = "Kafka"
+"""The broker, while it acknowledges nothing: no task comes, and no group goes."""
+STORE = "object store"
 ENVIRONMENT = "environment"
 """The environment, or a judge, that episodes call."""
 DELIVERY = "delivery"
 """A topic that refuses a record because of its settings."""
 ENGINE = "engine"
 """A server that should hold the version of an evaluation."""
-HOLD_TASKS = {"Kafka", "object store", ENVIRONMENT, DELIVERY, ENGINE}
+HOLD_TASKS = {KAFKA, STORE, ENVIRONMENT, DELIVERY, ENGINE}
 """Waits that can block a running task: for its delivery, the weights of an evaluation, or its environment. No other
 wait blocks a running task."""
 
@@ -34,6 +37,10 @@ class Pauses:
         """Log that something is reachable again, if it was unreachable."""
         if self._why.pop(what, None) is not None:
             log.info("worker.resumed", what=what)
+
+    def has(self, what: str) -> bool:
+        """Whether something is unreachable."""
+        return what in self._why
 
     @property
     def has_to_hold_tasks(self) -> bool:

@@ -22,7 +22,7 @@ from headrace.infra.weights.paths import RECENT_VERSIONS
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import Engine, EngineAway, EngineError, VersionGone
-from headrace.producers.rollout.pauses import ENGINE, Pauses
+from headrace.producers.rollout.pauses import ENGINE, STORE, Pauses
 from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.schemas.records import ClaimCheck, TakenWeights, WeightsPublished
 
@@ -117,6 +117,9 @@ class WeightLoader:
                     raise VersionGone(
                         f"{policy} version {version} was not loaded, because the worker is stopping"
                     ) from error
+            except EngineError:
+                self._pauses.end(ENGINE)
+                raise
             else:
                 self._pauses.end(ENGINE)
                 return
@@ -161,17 +164,18 @@ class WeightLoader:
             try:
                 apart = PolicyWeights(self._objects)
                 self.engine.hold(policy, version, apart.bring(self._published[policy].list_ways(), record))
-            except EngineAway:
+            except EngineError:  # the store has answered
+                self._pauses.end(STORE)
                 raise
             except Unavailable as error:
-                self._pauses.begin("object store", error)
+                self._pauses.begin(STORE, error)
                 if self._over.wait(FIRST_PAUSE_S):
                     raise VersionGone(
                         f"{policy} version {version} was not loaded, because the worker is stopping"
                     ) from error
             except (StoreError, WeightsError, BadWeights) as error:
-                self._pauses.end("object store")
+                self._pauses.end(STORE)
                 raise VersionGone(f"{policy} version {version} can no longer be fetched: {error}") from error
             else:
-                self._pauses.end("object store")
+                self._pauses.end(STORE)
                 return

@@ -37,6 +37,7 @@ from headrace.producers.rollout.admission import Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import choose_topic
+from headrace.producers.rollout.pauses import KAFKA
 from headrace.producers.rollout.runtime import Options, WorkerRuntime
 from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.startup import WorkerStartup
@@ -97,7 +98,7 @@ class RolloutWorker:
             while not stop.is_set():
                 await asyncio.sleep(WORKER_TURN_S)
                 has_ended = bool(runtime.follower.ended)
-                is_busy = bool(runtime.tasks) or runtime.pauses.has_to_hold_tasks  # no task comes while Kafka is away
+                is_busy = bool(runtime.tasks) or runtime.pauses.has(KAFKA)  # no task comes while Kafka is away
                 if runtime.run_end.is_over(time.monotonic(), has_ended=has_ended, is_busy=is_busy):
                     log.info("worker.finished", why=runtime.follower.ended)
                     stop.set()

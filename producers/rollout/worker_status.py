@@ -14,7 +14,7 @@ from headrace.envs.contract import Episode
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine, EngineStats
-from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.pauses import KAFKA, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -141,10 +141,10 @@ class StatusPosts:
             return True
         if not self._posted.done():
             if self._due_s > self._posted_at_s + SILENCE_S:
-                self._pauses.begin("Kafka", f"no acknowledgement for {SILENCE_S:g} s")
+                self._pauses.begin(KAFKA, f"no acknowledgement for {SILENCE_S:g} s")
             return False
         self._posted.result()
-        self._pauses.end("Kafka")
+        self._pauses.end(KAFKA)
         return True
 
     def post(self, state: WorkerState, tally: WorkCounts, engine: Engine | None) -> None:

@@ -23,7 +23,8 @@ from headrace.infra.store.object_sources import WeightObjects
 from headrace.infra.store.object_store import ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import Tensor, hash_weights
-from headrace.producers.engines.contract import Engine, EngineError, EngineStats, VersionGone
+from headrace.producers.engines.contract import Engine, EngineAway, EngineError, EngineStats, VersionGone
+from headrace.producers.rollout import weight_loader
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.weight_loader import FIRST_PAUSE_S, WeightLoader
@@ -264,6 +265,53 @@ def test_a_version_that_cannot_be_had_is_gone() -> None:
     del scene.store.objects["weights/0"]
     with pytest.raises(VersionGone, match="does not exist"):
         scene.loader.hold("p", 0)
+
+
+def hold_with(scene: Scene, monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | None) -> list[str]:
+    """Hold version 1 in an engine with these outcomes; return the waits before each call of the engine."""
+    waits, left = list[str](), list(outcomes)
+
+    def hold(_policy: str, _version: int, _weights: object = None) -> None:
+        waits.append(scene.pauses.detail)
+        if (outcome := left.pop(0)) is not None:
+            raise outcome
+
+    monkeypatch.setattr(weight_loader, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(scene.engine, "hold", hold)
+    scene.publish(1)
+    scene.loader.hold("p", 1)
+    return waits
+
+
+@pytest.mark.parametrize("error", [EngineError("no room"), VersionGone("gone")])
+def test_a_wait_for_an_engine_ends_when_the_version_cannot_be_held(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    scene, away = Scene(), EngineAway("no server is up")
+    with pytest.raises(type(error), match=str(error)):
+        hold_with(scene, monkeypatch, away, error, error, error)
+    assert scene.pauses.detail == ""
+
+
+def test_a_wait_for_the_store_ends_although_the_engine_is_away_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, gone, away = Scene(), VersionGone("not held"), EngineAway("no server is up")
+    away_for_a_while(scene.store, monkeypatch)
+    waits = hold_with(scene, monkeypatch, gone, gone, away, None)
+    assert waits == ["", "", "object store: no answer", "engine: no server is up"]
+    assert scene.pauses.detail == ""
+
+
+def away_for_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the first call of the store."""
+    get, away = store.get, [True]
+
+    def get_later(claim: ClaimCheck) -> memoryview:
+        if away:
+            away.clear()
+            raise StoreUnavailable("no answer")
+        return get(claim)
+
+    monkeypatch.setattr(store, "get", get_later)
 
 
 def test_records_of_another_run_and_unreadable_ones_are_passed_over() -> None:

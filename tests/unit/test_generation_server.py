@@ -12,7 +12,7 @@ import pytest
 
 from headrace.producers.engines.contract import EngineAway
 from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
-from headrace.producers.engines.server_api import ServerApi
+from headrace.producers.engines.server_api import ServerApi, ServerAway
 
 NEVER_READY = "import time; time.sleep(600)"
 
@@ -50,6 +50,60 @@ def test_a_start_is_given_up_when_its_engine_is_closed(tmp_path: Path) -> None:
     server.close()
     starting.join()
     assert "the server is being stopped" in str(raised[0])
+
+
+class Loading(NotReady):
+    """The interface of a server that loads until its process ends."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.process: EngineProcess | None = None
+
+    def is_ready(self) -> bool:
+        return True
+
+    def note_started(self, _folder: Path, _version: int) -> None:
+        """It has the weights."""
+
+    def read_weight_version(self) -> str:
+        return "0"
+
+    def load(self, _folder: Path, _version: int) -> float:
+        self.begun.set()
+        for _ in range(5000):
+            if self.process is None or not self.process.is_alive():
+                raise ServerAway("its process ended")
+            time.sleep(0.001)
+        return 5.0
+
+
+def test_a_load_ends_when_its_engine_is_closed_and_the_server_is_not_started_again(tmp_path: Path) -> None:
+    api, commands, raised = Loading(), list[int](), list[EngineAway]()
+
+    def build_command(_weights: ServedWeights, port: int) -> list[str]:
+        commands.append(port)
+        return [sys.executable, "-c", NEVER_READY]
+
+    launch = ServerLaunch("server", build_command, lambda _url: cast(ServerApi, api), 600)
+    api.process = EngineProcess(tmp_path / "solver-0", launch, {})
+    server = GenerationServer("solver-0", launch, api.process)
+    server.serve(ServedWeights(0, tmp_path))
+
+    def load() -> None:
+        try:
+            server.serve(ServedWeights(1, tmp_path))
+        except EngineAway as error:
+            raised.append(error)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    assert api.begun.wait(10)
+    server.close()
+    loading.join()
+    assert "failed while it loaded version 1" in str(raised[0])
+    with pytest.raises(EngineAway, match="the server is being stopped"):
+        server.serve(ServedWeights(1, tmp_path))
+    assert len(commands) == 1
 
 
 def test_a_server_that_exits_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -106,6 +106,13 @@ def test_a_worker_of_an_ended_run_counts_no_time_without_kafka(monkeypatch: pyte
     assert turns == [], "20 s without a task, and with Kafka"
 
 
+def test_a_worker_of_an_ended_run_leaves_although_its_environment_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, turns = Pauses(), [45.0, 45.1, 65.1]
+    pauses.begin("environment", "its episodes were cancelled, and no other one tries it")
+    roll(monkeypatch, lambda: turns.pop(0), pauses)
+    assert turns == [], "20 s without a task"
+
+
 async def idle(*_: object) -> None:
     pass
 

@@ -50,6 +50,7 @@ class Server:
         self.is_slow = False
         """Whether it answers nothing, unless a request is to end."""
         self.given_up: set[str] = set()
+        self.fault_of_start: Exception | None = None
 
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Sampling, version: int | None = None
@@ -77,6 +78,8 @@ class Server:
 
     def note_started(self, folder: Path, version: int) -> None:
         self.label = str(version)
+        if self.fault_of_start is not None:
+            raise self.fault_of_start
 
     def read_weight_version(self) -> str:
         self._go_away("read_weight_version")
@@ -210,6 +213,14 @@ def test_weights_that_somebody_else_loads_are_noticed_and_never_get_our_versions
         scene.load(2)
 
 
+def test_a_server_that_its_user_started_again_while_it_was_idle_gets_weights_again(scene: Scene) -> None:
+    scene.load(1)
+    for server in scene.servers.values():
+        server.label = "default"
+    scene.load(2)
+    assert [server.label for server in scene.servers.values()] == ["2", "2"]
+
+
 def test_tokens_of_another_vocabulary_are_refused(scene: Scene) -> None:
     scene.load(1)
     for server in scene.servers.values():
@@ -256,6 +267,8 @@ class SlowProcess(Process):
         self.is_up, self.is_ending = False, False
         self.begun, self.may_start = threading.Event(), threading.Event()
         self.may_start.set()
+        self.may_stop = threading.Event()
+        self.may_stop.set()
         self.fails = False
         self.refused = -1
 
@@ -263,6 +276,7 @@ class SlowProcess(Process):
         return self.is_up
 
     def stop(self, timeout_s: float = 0) -> None:
+        self.may_stop.wait(10)
         self.is_up = False
 
     def start(self, _limit_s: float) -> None:
@@ -395,6 +409,34 @@ def test_a_server_whose_connection_broke_is_not_started_again_unless_it_was_lost
     assert (server.version, process.starts) == (1, 1)
 
 
+@pytest.mark.parametrize("fault", [ServerAway("too slow"), WeightsRefused("of another convention")])
+def test_a_server_whose_start_failed_although_it_answers_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr(generation_server, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(generation_server, "LONGEST_PAUSE_S", 0.0)
+    process, weights = SlowProcess(), ServedWeights(1, tmp_path)
+    server = serve_in(process)
+    server.serve(weights)
+    process.is_up, process.api.fault_of_start = False, fault
+    server.look(weights)
+    assert (server.version, process.starts) == (None, 2)
+    process.api.fault_of_start = None
+    server.look(weights)
+    assert (server.version, process.starts) == (1, 3)
+
+
+def test_a_server_whose_start_failed_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:
+    process = SlowProcess()
+    server = serve_in(process)
+    process.api.fault_of_start = ServerAway("too slow")
+    with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
+        server.serve(ServedWeights(1, tmp_path))
+    with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
+        server.serve(ServedWeights(2, tmp_path))
+    assert process.api.label == "1"
+
+
 def test_a_closed_engine_ends_what_waits_for_a_server(scene: Scene) -> None:
     scene.load(1)
     for server in scene.servers.values():
@@ -500,6 +542,31 @@ def test_a_request_that_a_swap_ended_goes_on_before_those_that_are_held_back_whi
 
     held, asked = asyncio.run(play())
     assert (held.version_runs, asked) == (((2, 6),), [[5, 6], [5, 6, 2, 3], [9]])
+
+
+def test_weights_leave_memory_before_the_servers_of_a_closed_engine_have_ended(
+    started: tuple[ServedEngine, list[SlowProcess]],
+) -> None:
+    engine, processes = started
+    for process in processes:
+        process.may_stop.clear()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    wait_until(lambda: not engine._folders.folder.exists())
+    assert all(process.is_up for process in processes)
+    for process in processes:
+        process.may_stop.set()
+    closing.join()
+
+
+def test_weights_stay_until_a_server_that_goes_on_has_loaded_them(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.load(1)
+    folder, seen = scene.engine._folders.folder, list[bool]()
+    monkeypatch.setattr(scene.engine._pool, "shutdown", lambda: seen.append(folder.exists()))
+    scene.engine.close()
+    assert (seen, folder.exists()) == ([True], False)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +64,48 @@ def test_a_server_that_lacks_what_it_starts_with_is_tried_again_as_one_that_does
         "the broker does not start: no network\nThe run waits; it is tried again until it starts",
         "the broker runs again: the run goes on",
     ]
+
+
+class Forker(Sleeper):
+    """A server whose first process has a child, which holds the pipe `alive` open."""
+
+    def _command(self) -> ServerCommand:
+        code = (
+            "import os, time\n"
+            "if not os.path.exists('seen') and os.fork() == 0:\n"
+            "    os.open('alive', os.O_WRONLY)\n"
+            "    open('seen', 'w').close()\n"
+            "time.sleep(60)"
+        )
+        return ServerCommand([sys.executable, "-c", code], logs=())
+
+
+@pytest.mark.parametrize("go_on", [Forker.start, Forker.stop])
+def test_what_a_dead_server_leaves_running_ends_before_the_server_is_started_again(
+    tmp_path: Path, go_on: Callable[[ServerProcess], object]
+) -> None:
+    os.mkfifo(tmp_path / "alive")
+    alive = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    with Forker(tmp_path) as server:
+        pid = server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_without_reaping(pid)
+        go_on(server)
+        assert select.select([alive], [], [], 10)[0], "its child still runs"
+    os.close(alive)
+
+
+def test_no_other_process_gets_the_number_of_a_dead_server_before_its_session_is_killed(tmp_path: Path) -> None:
+    with Sleeper(tmp_path) as server:
+        pid = server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for thread in threading.enumerate():
+            if thread.name == "child-parent":
+                thread.join()
+        assert not server.is_alive()
+        assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT), "it is reaped"
 
 
 def test_a_server_does_not_run_from_the_moment_it_is_dead(tmp_path: Path) -> None:

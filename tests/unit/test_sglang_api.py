@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from headrace.producers.engines.contract import EngineError, Sampling
-from headrace.producers.engines.server_api import HttpConnections, ServerLoad
+from headrace.producers.engines.server_api import HttpConnections, ServerAway, ServerLoad
 from headrace.producers.engines.sglang_api import SGLangApi, build_parameters, read_answer
 
 ANSWER: dict[str, Any] = {
@@ -71,14 +71,19 @@ def test_an_answer_aborted_before_its_first_token_is_empty() -> None:
         ({"weight_versions": None}, "use SGLang 0.5.19 or newer"),
         ({"weight_versions": [{"version": "3", "start": 0, "end": 2}]}, "3 tokens, but the versions of 2"),
         (
-            {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},
-            "'default', but this run has no such version: another process loads",
+            {"weight_versions": [{"version": "theirs", "start": 0, "end": 3}]},
+            "'theirs', but this run has no such version: another process loads",
         ),
     ],
 )
 def test_an_answer_whose_parts_do_not_agree_is_refused(meta: dict[str, Any], why: str) -> None:
     with pytest.raises(EngineError, match=why):
         read_answer(changed(**meta), (9,))
+
+
+def test_an_answer_of_a_server_that_was_started_again_is_none() -> None:
+    with pytest.raises(ServerAway, match="was started again, and has weights that this worker did not load"):
+        read_answer(changed(weight_versions=[{"version": "default", "start": 0, "end": 3}]), (9,))
 
 
 def test_what_ends_a_generation_stays_in_it_and_no_limit_is_told_as_none() -> None:
