@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +33,19 @@ def weights(version: int) -> dict[str, Tensor]:
     return {"w": Tensor("U8", (1,), memoryview(bytes([version])))}
 
 
+class OneValue:
+    """The learner of a scene, which nobody but the pipeline holds."""
+
+    version = 0
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.snapshot_weights, self.checkpoint = scene.copy, scene.storing
+
+    def step(self, sequences: Any, version: int) -> dict[str, float]:
+        return self._scene.step(sequences, version)
+
+
 class Scene:
     """A learner of one value, and an uploader that waits to be let go on."""
 
@@ -42,7 +57,8 @@ class Scene:
         """All memory that published values were copied into."""
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
-        learner = SimpleNamespace(version=0, step=self.step, snapshot_weights=self.copy, checkpoint=self.storing)
+        learner = OneValue(self)
+        self.learner = weakref.ref(learner)
         self.uploader = SimpleNamespace(upload_version=self.upload_version, base=None)
         self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("VersionUploader", self.uploader))
 
@@ -188,3 +204,18 @@ def test_after_the_end_no_publication_is_begun() -> None:
     scene.may_publish.release(2)
     until(lambda: not scene.pipeline._upload_thread._thread.is_alive())
     assert scene.begun == scene.published == [1], "it was under way"
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+def test_after_the_end_an_upload_that_is_under_way_holds_no_learner(broken: int) -> None:
+    scene = Scene()
+    scene.broken = broken
+    scene.begin(1)
+    scene.pipeline.begin(StepRequest(2, 0, (), must_publish=False, checkpoint=False))
+    until(lambda: scene.begun == [1])
+    assert scene.learner() is not None
+    scene.pipeline.close()
+    gc.collect()
+    assert scene.pipeline._upload_thread._thread.is_alive()
+    assert scene.learner() is None
+    scene.may_publish.release()
