@@ -17,6 +17,7 @@ from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.learner.learner import Learner
+from headrace.trainers.versions import pipeline
 from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.publisher import Base, VersionUploader
@@ -219,3 +220,22 @@ def test_after_the_end_an_upload_that_is_under_way_holds_no_learner(broken: int)
     assert scene.pipeline._upload_thread._thread.is_alive()
     assert scene.learner() is None
     scene.may_publish.release()
+
+
+def test_a_left_out_version_that_cannot_be_hashed_is_told_in_its_turn(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_no_second(named: dict[str, Tensor]) -> str:
+        if hash_weights(named) == hash_weights(weights(2)):
+            raise MemoryError("no room to hash in")
+        return hash_weights(named)
+
+    monkeypatch.setattr(pipeline, "hash_weights", hash_no_second)
+    for version in (1, 2, 3):
+        scene.begin(version)
+    scene.may_publish.release(2)
+    until(lambda: scene.published == [1, 3])
+    assert scene.out().uploaded.event is not None
+    assert scene.pipeline.has_version
+    with pytest.raises(MemoryError, match="no room to hash in"):
+        scene.out()

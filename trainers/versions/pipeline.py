@@ -239,8 +239,12 @@ class Pipeline:
         if self._closed.is_set():
             version.future.cancel()
             return
-        version.future.set_result(UploadedVersion(hash_weights(version.snapshot), None, None))
-        self._free_buffers.append(version.snapshot)
+        try:
+            version.future.set_result(UploadedVersion(hash_weights(version.snapshot), None, None))
+        except BaseException as error:  # noqa: BLE001 - `take_version` raises it
+            version.future.set_exception(error)
+        else:
+            self._free_buffers.append(version.snapshot)
 
     def _upload(self, version: _Copied) -> None:
         """Upload a version in the upload thread, then queue the one that waits."""
