@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,27 +50,33 @@ class Branch:
 
     recipe: Recipe
     parent: str
-    """Run id of the other run, and the version of each policy: `arithmetic-1a2b3c4d solver@40`."""
+    """Run id of the other run, and the version of each policy: `arithmetic-1a2b3c4d solver@40`; empty for a recipe that
+    begins as it says."""
 
 
 def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
     """Copy a version of another run into a data folder; return the recipe that begins with it.
 
-    A second call for the same folder copies nothing, and does not need the other run.
+    A second call for the same folder copies nothing, and does not need the other run. The copy of a start that became
+    no run is removed if another version is asked for, or none.
 
     Args:
         recipe: Recipe of the run that is to begin.
-        run_at_version: `RUN@VERSION`, or `RUN@best`; empty for the version that the folder began with.
+        run_at_version: `RUN@VERSION`, or `RUN@best`; empty for the version that the run in the folder began with.
         data: Data folder of the run that is to begin.
 
     Raises:
         UsageError: There is no such run or version; the other run lacks a policy of the recipe, or trains an adapter;
             or the run in the data folder began with something else.
     """
-    folder = data.branch
+    folder, has_run = data.branch, data.read() is not None
+    if not has_run and folder.exists() and _read_branch(folder) != run_at_version:
+        _remove_copy(folder)
+    if not folder.exists() and not run_at_version:
+        return Branch(recipe, "")
     if not folder.exists():
         point = BranchPoint.of(run_at_version)
-        if data.read() is not None:
+        if has_run:
             raise UsageError(
                 f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin a new "
                 "run with --set name=NAME"
@@ -82,6 +89,18 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
             "begin a new run with --set name=NAME"
         )
     return Branch(_set_policy_paths(recipe, folder), began["parent"])
+
+
+def _read_branch(folder: Path) -> str | None:
+    """Return the `RUN@VERSION` of a copy; None for one whose removal was interrupted."""
+    began = folder / BEGAN
+    return str(json.loads(began.read_text())["branch"]) if began.exists() else None
+
+
+def _remove_copy(folder: Path) -> None:
+    """Remove a copy; its `BEGAN` goes first, so that an interruption leaves no copy that lacks weights."""
+    (folder / BEGAN).unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _copy_branch(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:

@@ -229,8 +229,10 @@ def _make_versions(
         )
     pointer = past.checkpoint or history.checkpoints[start]
     learner = restore_learner(run, pointer, output.uploader.files, run.revisions[batches[0].revision])
-    base_hash = pointer.weights_hash
-    if not past.checkpoints:
+    base_hash = hash_learner(learner)  # of a merged adapter the bits here, which may not be those of the pointer
+    if past.checkpoints:
+        _check_same(run, learner, pointer.weights_hash)
+    else:
         output.write(output.upload_version(learner), [output.checkpoint(learner, base_hash)])
     made = {batch.version: batch.weights_hash for batch in past.batches}
     rest = [batch for batch in batches if batch.version > learner.version]

@@ -39,8 +39,6 @@ from headrace.schemas.topics import is_eval
 
 log = structlog.get_logger()
 
-EARLY_ENDS = ("solved", "early_stop")
-"""Ends of a run before its last step, so that its newest version may not be due for evaluation."""
 MOST_TASKS = 256
 """Most training tasks planned in one turn, and so in one transaction; evaluation tasks are added to these."""
 
@@ -174,7 +172,7 @@ class FeedState:
 
     def plan(self) -> list[Planned]:
         """Return the tasks to issue now: due evaluations, and training tasks while there is room."""
-        if self.ended in EARLY_ENDS:  # a trainer that has begun a version publishes it after this end
+        if self.ended:  # a trainer that has begun a version may publish it after an early end
             self.evaluations.close()
         found = self._plan_evaluations()
         if self.ended:
@@ -219,13 +217,11 @@ class FeedState:
         The end is announced when the last versions are published and their evaluations are planned.
         """
         why = "" if self.ended else self.pacing.end_reason() or ("early_stop" if self._has_stopped_rising() else "")
-        if why in EARLY_ENDS:
-            self.evaluations.close()
-        if not why or not self.evaluations.is_settled:
+        is_complete = all(self.evaluations.is_last_version_published(policy) for policy in self.pacing.quotas)
+        if not why or (why == "steps" and not is_complete):
             return ""
-        if why == "steps" and not all(
-            self.evaluations.is_last_version_published(policy) for policy in self.pacing.quotas
-        ):
+        self.evaluations.close()  # the newest version may be due only by this recipe, or after an early end
+        if not self.evaluations.is_settled:
             return ""
         self.ended = why
         return why

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
@@ -507,6 +508,78 @@ def test_the_end_waits_for_no_evaluation_of_a_workflow_or_a_policy_that_is_gone(
     first.plan()
     again = changed(first, policies={"solver": {"path": "x"}}, workflows={"debate": DEBATE_ALONE})
     assert {again.evaluating.of(group).policy for group in again.evaluating.tasks} == {"solver"}
+
+
+def published(feed: FeedState, number: int) -> list[tuple[str, str, int]]:
+    """Have both policies publish a version; return the evaluations that are then issued."""
+    for policy in ("solver", "judge"):
+        feed.fold_batch(BatchTrained(policy=policy, version=number))
+        feed.fold_weights(version(policy, number))
+    return issued_evaluations(feed)
+
+
+def issued_evaluations(feed: FeedState) -> list[tuple[str, str, int]]:
+    """Return (workflow, policy, version) of the evaluations that are issued now."""
+    with capture_logs() as logs:
+        feed.plan()
+    asked = [one for one in logs if one["event"] == "evaluation.issued"]
+    return [(one["workflow"], one["policy"], one["versions"][one["policy"]]) for one in asked]
+
+
+EACH = [("sums", "solver"), ("debate", "solver"), ("debate", "judge")]
+"""What has an evaluation of its own: each policy in each of its workflows."""
+
+
+def each_at(number: int) -> set[tuple[str, str, int]]:
+    return {(*one, number) for one in EACH}
+
+
+@pytest.mark.parametrize("steps", [3, 2])
+def test_a_run_with_fewer_versions_than_it_began_with_ends_once_its_newest_one_is_evaluated(steps: int) -> None:
+    first = state(steps=9)
+    assert set(published(first, 2)) == each_at(2)
+    assert published(first, 3) == [], "not due: the last one is 9"
+    again = changed(first, trainer={**first.recipe.model_dump()["trainer"], "steps": steps})
+    assert again.end() == ""
+    assert set(issued_evaluations(again)) == each_at(3)
+    assert again.end() == "steps"
+    assert issued_evaluations(again) == [], "once"
+
+
+def test_a_finished_run_that_is_now_to_be_evaluated_ends_again_once_its_last_version_is() -> None:
+    unevaluated, often = ({**recipe().model_dump()["evaluate"], "every": every} for every in (0, 2))
+    first = changed(state(), evaluate=unevaluated)
+    assert [published(first, number) for number in range(4)] == [[]] * 4
+    assert (first.end(), issued_evaluations(first)) == ("steps", []), "none is asked for"
+    again = changed(first, evaluate=often)
+    assert again.end() == ""
+    assert set(issued_evaluations(again)) == each_at(3)
+    assert again.end() == "steps"
+    assert issued_evaluations(again) == []
+
+
+def test_an_end_that_was_announced_without_an_evaluation_gets_it_when_the_run_is_resumed() -> None:
+    first = state(steps=9)
+    published(first, 2)
+    published(first, 3)
+    again = state(ended="steps", steps=3)
+    restore(again, first)
+    assert set(issued_evaluations(again)) == each_at(3)
+    assert (again.end(), issued_evaluations(again)) == ("", [])
+
+
+def test_a_run_that_ends_as_it_began_evaluates_its_last_version_once_whichever_policy_ends_first() -> None:
+    feed = changed(state(), policies={"solver": {"path": "x"}, "judge": {"path": "y", "trainer": {"steps": 5}}})
+    assert set(published(feed, 0)) == each_at(0)
+    feed.fold_weights(version("solver", 3))
+    assert issued_evaluations(feed) == [("sums", "solver", 3), ("debate", "solver", 3)]
+    feed.fold_batch(BatchTrained(policy="judge", version=5))
+    assert feed.end() == "", "the judge's last version is not published yet"
+    assert issued_evaluations(feed) == []
+    feed.fold_weights(version("judge", 5))
+    assert feed.end() == ""
+    assert issued_evaluations(feed) == [("debate", "judge", 5)]
+    assert (feed.end(), issued_evaluations(feed)) == ("steps", [])
 
 
 def test_a_skipped_version_is_evaluated_at_the_next_published_one() -> None:

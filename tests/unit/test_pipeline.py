@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +17,7 @@ from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 from headrace.trainers.learner.checkpoint import Stored
 from headrace.trainers.learner.learner import Learner
+from headrace.trainers.versions import pipeline
 from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.publisher import Base, VersionUploader
@@ -31,6 +34,19 @@ def weights(version: int) -> dict[str, Tensor]:
     return {"w": Tensor("U8", (1,), memoryview(bytes([version])))}
 
 
+class OneValue:
+    """The learner of a scene, which nobody but the pipeline holds."""
+
+    version = 0
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.snapshot_weights, self.checkpoint = scene.copy, scene.storing
+
+    def step(self, sequences: Any, version: int) -> dict[str, float]:
+        return self._scene.step(sequences, version)
+
+
 class Scene:
     """A learner of one value, and an uploader that waits to be let go on."""
 
@@ -42,7 +58,8 @@ class Scene:
         """All memory that published values were copied into."""
         self.may_publish = threading.Semaphore(0)
         self.broken = 0
-        learner = SimpleNamespace(version=0, step=self.step, snapshot_weights=self.copy, checkpoint=self.storing)
+        learner = OneValue(self)
+        self.learner = weakref.ref(learner)
         self.uploader = SimpleNamespace(upload_version=self.upload_version, base=None)
         self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("VersionUploader", self.uploader))
 
@@ -188,3 +205,37 @@ def test_after_the_end_no_publication_is_begun() -> None:
     scene.may_publish.release(2)
     until(lambda: not scene.pipeline._upload_thread._thread.is_alive())
     assert scene.begun == scene.published == [1], "it was under way"
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+def test_after_the_end_an_upload_that_is_under_way_holds_no_learner(broken: int) -> None:
+    scene = Scene()
+    scene.broken = broken
+    scene.begin(1)
+    scene.pipeline.begin(StepRequest(2, 0, (), must_publish=False, checkpoint=False))
+    until(lambda: scene.begun == [1])
+    assert scene.learner() is not None
+    scene.pipeline.close()
+    gc.collect()
+    assert scene.pipeline._upload_thread._thread.is_alive()
+    assert scene.learner() is None
+    scene.may_publish.release()
+
+
+def test_a_left_out_version_that_cannot_be_hashed_is_told_in_its_turn(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_no_second(named: dict[str, Tensor]) -> str:
+        if hash_weights(named) == hash_weights(weights(2)):
+            raise MemoryError("no room to hash in")
+        return hash_weights(named)
+
+    monkeypatch.setattr(pipeline, "hash_weights", hash_no_second)
+    for version in (1, 2, 3):
+        scene.begin(version)
+    scene.may_publish.release(2)
+    until(lambda: scene.published == [1, 3])
+    assert scene.out().uploaded.event is not None
+    assert scene.pipeline.has_version
+    with pytest.raises(MemoryError, match="no room to hash in"):
+        scene.out()

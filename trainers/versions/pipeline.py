@@ -202,11 +202,14 @@ class Pipeline:
     def close(self) -> None:
         """Wait for the running step, as torch's settings belong to the process. Uploads to the store are given up.
 
-        The upload thread ends when its current request ends, whether the store is reachable or not.
+        The upload thread ends when its current request ends, whether the store is reachable or not. Until then it holds
+        this pipeline, but no longer the learner, because the next learner needs the memory.
         """
         self._closed.set()
         self._upload_thread.close(wait=False)
         self._steps.close(wait=True)
+        del self._learner
+        self._in_flight.clear()  # the error of a step refers to the learner
 
     def _enqueue_upload(self, version: _Copied, metrics: StepMetrics) -> _Stepped:
         """Queue a version for uploading, or let it wait for the running one. The one that waited is only hashed."""
@@ -236,8 +239,12 @@ class Pipeline:
         if self._closed.is_set():
             version.future.cancel()
             return
-        version.future.set_result(UploadedVersion(hash_weights(version.snapshot), None, None))
-        self._free_buffers.append(version.snapshot)
+        try:
+            version.future.set_result(UploadedVersion(hash_weights(version.snapshot), None, None))
+        except BaseException as error:  # noqa: BLE001 - `take_version` raises it
+            version.future.set_exception(error)
+        else:
+            self._free_buffers.append(version.snapshot)
 
     def _upload(self, version: _Copied) -> None:
         """Upload a version in the upload thread, then queue the one that waits."""
