@@ -21,6 +21,7 @@ from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.logprobs import compute_token_logprobs
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.model import build_model
+from headrace.trainers.learner.step_metrics import MOST_AGES, staleness_metrics
 from headrace.trainers.losses import TrainedTokens
 
 SETTINGS = TrainerSettings(
@@ -338,7 +339,9 @@ def test_metrics_tell_the_age_of_the_tokens() -> None:
     assert metrics["staleness_share_0"] + metrics["staleness_share_1"] == pytest.approx(1)
     old = one.step(batch(5, version=0), 3)
     assert old["staleness_max"] == 2
-    assert [name for name in old if name.startswith("staleness_share_")] == ["staleness_share_2"]
+    assert [old[f"staleness_share_{age}"] for age in range(3)] == [0, 0, 1]
+    of_one_token = staleness_metrics([1, *[0] * 4999, 1])
+    assert len(of_one_token) == 2 + MOST_AGES + 2, "no number for each of 5,000 ages"
     stale = one.step(batch(4, version=0), 4)
     assert stale["logprob_gap_tokens"] == 0
     assert "logprob_gap_max" not in stale

@@ -22,6 +22,8 @@ StepMetrics: TypeAlias = dict[str, float]
 
 RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
 """Bin bounds of the histogram of pi_theta / pi_b."""
+MOST_AGES = 64
+"""Up to this age, in versions, every age has a share of the tokens, also 0, as recorded metrics have."""
 
 
 class StepSums:
@@ -119,10 +121,12 @@ def gap_sums(tokens: TrainedTokens, version: int) -> dict[str, torch.Tensor]:
 def staleness_metrics(histogram: Sequence[int]) -> StepMetrics:
     """Return mean, largest and shares of the tokens' ages, from the histogram int[max + 1] by age in versions.
 
-    Ages without a token have no share: one token of age 5,000 would write 5,000 numbers.
+    Ages above MOST_AGES without a token have no share: one token of age 5,000 would write 5,000 numbers.
     """
     total = sum(histogram)
-    shares = {f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram) if tokens}
+    shares = {
+        f"staleness_share_{age}": tokens / total for age, tokens in enumerate(histogram) if tokens or age <= MOST_AGES
+    }
     mean = sum(age * tokens for age, tokens in enumerate(histogram)) / total
     return {"staleness_mean": mean, "staleness_max": float(len(histogram) - 1), **shares}
 
