@@ -149,7 +149,8 @@ def test_the_requests_of_a_session_go_to_one_server_and_sessions_to_both(scene: 
     for _ in range(3):
         scene.generate(*range(10))
     asked = [len(server.asked) for server in scene.servers.values()]
-    assert asked == [15, 15]
+    assert sum(asked) == 30
+    assert all(count and count % 3 == 0 for count in asked), "how many each gets depends on the looks at its load"
     assert scene.engine.stats().swap_s == 0.25
 
 
