@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,15 +49,14 @@ class Branch:
 
     recipe: Recipe
     parent: str
-    """Run id of the other run, and the version of each policy: `arithmetic-1a2b3c4d solver@40`; empty for a recipe that
-    begins as it says."""
+    """Run id of the other run, and the version of each policy: `arithmetic-1a2b3c4d solver@40`."""
 
 
 def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
     """Copy a version of another run into a data folder; return the recipe that begins with it.
 
-    A second call for the same folder copies nothing, and does not need the other run. The copy of a start that became
-    no run is removed if another version is asked for, or none.
+    A second call for the same folder copies nothing, and does not need the other run. Nothing is ever removed: a folder
+    of this name may be somebody's own.
 
     Args:
         recipe: Recipe of the run that is to begin.
@@ -67,14 +65,13 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
 
     Raises:
         UsageError: There is no such run or version; the other run lacks a policy of the recipe, or trains an adapter;
-            or the run in the data folder began with something else.
+            the run in the data folder began with something else; or the folder holds the copy of a start that became no
+            run, and this start does not fit it.
     """
     folder, has_run = data.branch, data.read() is not None
-    if not has_run and folder.exists() and _read_branch(folder) != run_at_version:
-        _remove_copy(folder)
-    if not folder.exists() and not run_at_version:
-        return Branch(recipe, "")
-    if not folder.exists():
+    if not (folder / BEGAN).is_file():
+        if not run_at_version:
+            return Branch(recipe, "")
         point = BranchPoint.of(run_at_version)
         if has_run:
             raise UsageError(
@@ -83,6 +80,8 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
             )
         _copy_branch(recipe, point, run_at_version, folder)
     began = json.loads((folder / BEGAN).read_text())
+    if not has_run:
+        _refuse_other_start(recipe, run_at_version, began["branch"], folder)
     if run_at_version and began["branch"] != run_at_version:
         raise UsageError(
             f"the run in {data.root} began with --branch {began['branch']}: give the same --branch to resume it, or "
@@ -91,16 +90,16 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
     return Branch(_set_policy_paths(recipe, folder), began["parent"])
 
 
-def _read_branch(folder: Path) -> str | None:
-    """Return the `RUN@VERSION` of a copy; None for one whose removal was interrupted."""
-    began = folder / BEGAN
-    return str(json.loads(began.read_text())["branch"]) if began.exists() else None
-
-
-def _remove_copy(folder: Path) -> None:
-    """Remove a copy; its `BEGAN` goes first, so that an interruption leaves no copy that lacks weights."""
-    (folder / BEGAN).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+def _refuse_other_start(recipe: Recipe, run_at_version: str, copied: str, folder: Path) -> None:
+    """Raise UsageError if the copy of a start that became no run is not what this start asks for."""
+    remedy = f"give --branch {copied} to begin with it, or remove {folder} to begin otherwise"
+    if run_at_version != copied:
+        raise UsageError(f"an earlier start with --branch {copied} copied its weights, but no run began: {remedy}")
+    if missing := [name for name in recipe.policies if not (folder / name).is_dir()]:
+        raise UsageError(
+            f"an earlier start with --branch {copied} copied no policy {', '.join(missing)}: remove {folder}, and give "
+            "the same command again"
+        )
 
 
 def _copy_branch(recipe: Recipe, point: BranchPoint, text: str, folder: Path) -> None:

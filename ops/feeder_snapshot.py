@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.run.own_positions import OF_PART, OF_PIECE, join_pieces
+from headrace.infra.run.own_positions import OF_PART, OF_PIECE, is_cut, join_pieces
 from headrace.schemas import codec
+from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import Snapshot
 from headrace.schemas.topics import FEEDER
 
@@ -45,9 +48,13 @@ class FeederSnapshot:
         if self.message is None:
             return None
         snapshot = codec.decode(self.message.value, Snapshot)
-        of_part = len(FEEDER) + len(OF_PART)
-        pieces = {key[of_part:].decode(): message.value for key, message in self._pieces_of_newest.items()}
+        if not is_cut(snapshot):
+            return snapshot
+        pieces: dict[str, bytes] = {}
+        for key, message in self._pieces_of_newest.items():
+            with suppress(SchemaError):  # then it counts as missing, as for the feeder
+                pieces[key.decode().partition(OF_PART)[2]] = codec.decode(message.value, Snapshot).body
         try:
-            return join_pieces(snapshot, {name: codec.decode(value, Snapshot).body for name, value in pieces.items()})
+            return join_pieces(snapshot, pieces)
         except HeadraceError as error:
             raise ValueError(str(error)) from error

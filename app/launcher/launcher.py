@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -78,21 +77,11 @@ class UpRequest:
 def up(request: UpRequest, console: Console) -> int:
     """Start or resume the run of a recipe, and follow it to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
-    is_branch = bool(request.branch) or folder.branch.exists()
-    with ExitStack() as held:
-        if is_branch:  # before the checks, as they must see the recipe that begins
-            from headrace.ops.branch import branch
-
-            held.enter_context(folder.hold(UP))  # until the end: another start could remove what is copied
-            found = branch(request.recipe, request.branch, folder)  # a branch continues as one, also without --branch
-            request = replace(request, recipe=found.recipe, parent=found.parent)
-        looked = check_before_start(request.recipe, folder, request.summary)
-        for doubt in looked.doubts:
-            say(console, escape(doubt), "yellow")
-        if not is_branch:
-            held.enter_context(folder.hold(UP))
-        held.enter_context(interrupt_on_signals())
-        lease = held.enter_context(UpLease(Holder.of_folder(folder.root)))
+    request = _apply_branch(request, folder)  # before the checks, as they must see the recipe that begins
+    looked = check_before_start(request.recipe, folder, request.summary)
+    for doubt in looked.doubts:
+        say(console, escape(doubt), "yellow")
+    with folder.hold(UP), interrupt_on_signals(), UpLease(Holder.of_folder(folder.root)) as lease:
         notes = folder.read()
         if notes is not None and notes.run != request.recipe.name:
             raise UsageError(
@@ -121,6 +110,20 @@ def up(request: UpRequest, console: Console) -> int:
             finally:
                 with ignore_signals():
                     launch.stop(STOP_WITHIN_S)
+
+
+def _apply_branch(request: UpRequest, folder: DataFolder) -> UpRequest:
+    """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError.
+
+    A run that began as a branch continues as one, with or without `--branch`.
+    """
+    if not request.branch and not folder.branch.exists():
+        return request
+    from headrace.ops.branch import branch
+
+    with folder.hold(UP):
+        found = branch(request.recipe, request.branch, folder)
+    return replace(request, recipe=found.recipe, parent=found.parent)
 
 
 def _print_how_to_resume(request: UpRequest, console: Console, words: str) -> None:

@@ -188,6 +188,11 @@ def _cut(body: bytes) -> tuple[bytes, dict[str, bytes]]:
     return json.dumps({"pieces": len(pieces)}).encode(), pieces
 
 
+def is_cut(snapshot: Snapshot) -> bool:
+    """Return whether the body of a snapshot is in pieces."""
+    return snapshot.body.startswith(_CUT)
+
+
 def join_pieces(snapshot: Snapshot, pieces: Mapping[str, bytes]) -> Snapshot:
     """Return a snapshot with its body joined of its pieces, if it was cut.
 
@@ -198,7 +203,7 @@ def join_pieces(snapshot: Snapshot, pieces: Mapping[str, bytes]) -> Snapshot:
     Raises:
         HeadraceError: A piece is missing or damaged.
     """
-    if not snapshot.body.startswith(_CUT):
+    if not is_cut(snapshot):
         return snapshot
     names = [f"{OF_PIECE}{index}" for index in range(json.loads(snapshot.body)["pieces"])]
     if missing := [name for name in names if name not in pieces]:

@@ -6,16 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from headrace.app.launcher import launcher
-from headrace.app.launcher.launcher import UpRequest
-from headrace.app.launcher.look_before import Looked
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Recipe
-from headrace.ops import branch as branches
 from headrace.ops.branch import BEGAN, Branch, BranchPoint, branch
 
 RECIPE = load_recipe("arithmetic")
@@ -38,15 +32,15 @@ def test_what_names_no_run_and_version_is_refused_with_the_forms_that_there_are(
         BranchPoint.of(text)
 
 
-def write_copy(folder: Path, text: str) -> None:
-    """Write what `--branch` with this text leaves of a run that need not be there."""
-    (folder / "solver").mkdir(parents=True)
-    (folder / BEGAN).write_text(json.dumps({"branch": text, "parent": f"{text.partition('@')[0]}-1 solver@4"}))
+def write_copy(data: DataFolder, policy: str = "solver") -> None:
+    """Write what `--branch gone@4` leaves of a run that need not be there."""
+    (data.branch / policy).mkdir(parents=True)
+    (data.branch / BEGAN).write_text(json.dumps({"branch": "gone@4", "parent": f"gone-1 {policy}@4"}))
 
 
 def test_a_folder_that_holds_a_branch_goes_on_as_one_and_takes_no_other(tmp_path: Path) -> None:
     data = DataFolder(tmp_path)
-    write_copy(data.branch, "gone@4")
+    write_copy(data)
     data.write(RunNotes("arithmetic", "127.0.0.1:1", embedded_kafka=True))
 
     for text in ("gone@4", ""):
@@ -59,42 +53,33 @@ def test_a_folder_that_holds_a_branch_goes_on_as_one_and_takes_no_other(tmp_path
         branch(RECIPE, "gone@5", data)
 
 
-def test_a_start_that_became_no_run_binds_its_folder_to_no_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("text", ["", "other@4", "gone@5", "no version"])
+def test_a_copy_of_a_start_that_became_no_run_is_neither_begun_with_unasked_nor_removed(
+    text: str, tmp_path: Path
 ) -> None:
-    copied = list[str]()
-
-    def copy(_recipe: Recipe, _point: BranchPoint, text: str, folder: Path) -> None:
-        copied.append(text)
-        write_copy(folder, text)
-
-    monkeypatch.setattr(branches, "_copy_branch", copy)
     data = DataFolder(tmp_path)
-    for text in ("one@4", "one@4", "other@4"):
-        assert branch(RECIPE, text, data).parent == f"{text.partition('@')[0]}-1 solver@4"
-    assert copied == ["one@4", "other@4"], "the same one is there already"
-    assert branch(RECIPE, "", data) == Branch(RECIPE, ""), "it begins as its recipe says"
-    assert not data.branch.exists()
+    write_copy(data)
+    with pytest.raises(
+        UsageError, match=r"give --branch gone@4 to begin with it, or remove .*branch to begin otherwise"
+    ):
+        branch(RECIPE, text, data)
+    assert (data.branch / "solver").is_dir()
+    assert branch(RECIPE, "gone@4", data).parent == "gone-1 solver@4"
 
 
-@pytest.mark.parametrize("text", ["one@4", ""])
-def test_a_copy_of_which_the_removal_was_interrupted_is_no_branch(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(branches, "_copy_branch", lambda *given: write_copy(given[-1], given[-2]))
+def test_a_copy_for_a_recipe_of_other_policies_is_not_begun_with(tmp_path: Path) -> None:
     data = DataFolder(tmp_path)
-    write_copy(data.branch, "one@4")
+    write_copy(data, "judge")
+    with pytest.raises(UsageError, match=r"--branch gone@4 copied no policy solver: remove .*branch"):
+        branch(RECIPE, "gone@4", data)
 
-    def stop(folder: Path) -> None:
-        assert [path.name for path in folder.iterdir()] == ["solver"], "what makes it a branch goes first"
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as stopped:
-        stopped.setattr(branches.shutil, "rmtree", stop)
-        with pytest.raises(KeyboardInterrupt):
-            branch(RECIPE, "other@4", data)
-    found = branch(RECIPE, text, data)
-    assert (found.parent, data.branch.exists()) == (("one-1 solver@4", True) if text else ("", False))
+def test_a_folder_of_ones_own_beside_a_run_is_no_branch_and_stays(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path)
+    data.branch.mkdir()
+    (data.branch / "notes").touch()
+    assert branch(RECIPE, "", data) == Branch(RECIPE, "")
+    assert (data.branch / "notes").exists()
 
 
 def test_an_address_without_its_scheme_is_taken_for_no_folder(tmp_path: Path) -> None:
@@ -107,32 +92,3 @@ def test_a_run_that_began_otherwise_becomes_no_branch(tmp_path: Path) -> None:
     data.write(RunNotes("arithmetic", "127.0.0.1:1", embedded_kafka=True))
     with pytest.raises(UsageError, match="did not begin as a branch: leave out --branch"):
         branch(RECIPE, "other@4", data)
-
-
-def test_up_holds_what_it_copied_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = DataFolder(tmp_path)
-    looks = list[bool]()
-
-    def look(*_: object) -> Looked:
-        looks.append(data.find_owner() is not None)
-        return Looked((), ())
-
-    class Launch:
-        def __init__(self, request: UpRequest, *_: object) -> None:
-            self.parent = request.parent
-
-        def run(self) -> int:
-            looks.append(data.find_owner() is not None)
-            return len(self.parent)
-
-        def stop(self, _within_s: float) -> None:
-            pass
-
-    monkeypatch.setattr(branches, "_copy_branch", lambda *given: write_copy(given[-1], given[-2]))
-    monkeypatch.setattr(launcher, "check_before_start", look)
-    monkeypatch.setattr(launcher, "Launcher", Launch)
-    assert launcher.up(UpRequest(RECIPE, tmp_path, branch="one@4"), Console()) == len("one-1 solver@4")
-    assert looks == [True, True]
-    assert launcher.up(UpRequest(RECIPE, tmp_path), Console()) == 0, "it begins as its recipe says"
-    assert launcher.up(UpRequest(RECIPE, tmp_path), Console()) == 0
-    assert (looks[4:], data.find_owner()) == ([False, True], None)

@@ -62,12 +62,15 @@ def test_issued_numbers_are_read_from_a_feeder_state_that_was_cut_into_pieces(ow
     assert read_issued(place(*whole, *cut)) == (7, 7, 7)
     assert read_issued(place(*whole, *cut, *less[:1])) == (7, 7, 7), "with the pieces that were before it"
     assert read_issued(place(*cut, *less)) == (8, 8, 8)
+    piece, newest = place(cut[0], *whole)
+    assert read_issued([replace(piece, value=b"?"), newest]) == (6, 6, 6), "a piece that nothing needs is not read"
 
 
 def test_a_piece_that_is_missing_or_damaged_is_a_problem_of_the_audit(own: OwnPositions) -> None:
     first, second, body = place(*own.snapshot(state(7, 9 << 10)))
     for messages, why in (
         ([first, body], "lacks 1 of its 2 pieces"),
+        ([first, replace(second, value=b"?"), body], "lacks 1 of its 2 pieces"),
         ([replace(first, value=second.value), second, body], "pieces of the newest snapshot of feed are damaged"),
     ):
         audit = AuditFold("r", RECIPE)
