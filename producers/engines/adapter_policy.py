@@ -101,7 +101,9 @@ class AdapterPolicy(ServedPolicy):
         except ServerAway as away:
             if is_there:  # else the version is not the cause
                 self._count_death(wanted.version)
-            server.note_gone(away)
+                server.replace(str(away))  # as it was, it would get this version again, and count twice
+            else:
+                server.note_gone(away)
 
     def _keep(self, server: GenerationServer, versions: set[int]) -> None:
         if server.version is None:

@@ -246,7 +246,10 @@ class GenerationServer:
 
     def _is_down(self) -> bool:
         """Return whether a process of ours has to be started, or is being started."""
-        return self._process is not None and (self.starting is not None or not self._process.is_alive())
+        if self._process is None:
+            return False
+        was_lost = self._is_gone.is_set() and self._weights is None  # in a load, although its process may live
+        return was_lost or self.starting is not None or not self._process.is_alive()
 
     def _read_load(self) -> None:
         now = time.monotonic()
@@ -272,7 +275,6 @@ class GenerationServer:
             if self._is_up_with(weights):  # a connection broke, and the server is as it was
                 self._note_served(weights)
             elif self._process is not None:
-                self._process.stop(timeout_s=5)
                 self._start(weights)
             else:
                 self.api.load(weights.folder, weights.version)
@@ -309,10 +311,12 @@ class GenerationServer:
         self.trouble = f"{self._launch.what} {self.name} starts with version {weights.version} (log: {log_file})"
         self._process.weights, self.starting = weights, weights.version
         try:
+            if self._process.is_alive():  # else it would stay as it is
+                self._process.stop(timeout_s=5)
             self._process.start(self._launch.start_limit_s)
             self.api.note_started(weights.folder, weights.version)
         except (ServerError, ServerAway) as error:
-            self._process.stop(timeout_s=5)  # otherwise it would be given weights as one that has started
+            self._process.stop(timeout_s=5)  # which may run, and would keep its memory
             self._is_gone.set()
             self.unstarted = weights.version
             first, *rest = str(error).splitlines()

@@ -281,6 +281,8 @@ class SlowProcess(Process):
         self.is_up = False
 
     def start(self, _limit_s: float) -> None:
+        if self.is_up:
+            return
         self.starts += 1
         self.begun.set()
         self.may_start.wait(10)
@@ -427,12 +429,13 @@ def test_a_server_whose_start_failed_although_it_answers_is_started_again(
     assert (server.version, process.starts) == (1, 3)
 
 
-def test_a_server_whose_start_failed_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:
+def test_a_server_whose_start_failed_is_stopped_and_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:
     process = SlowProcess()
     server = serve_in(process)
     process.api.fault_of_start = ServerAway("too slow")
     with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
         server.serve(ServedWeights(1, tmp_path))
+    assert not process.is_up
     with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
         server.serve(ServedWeights(2, tmp_path))
     assert process.api.label == "1"
@@ -665,11 +668,27 @@ def test_a_version_that_takes_evaluation_servers_down_is_held_no_more_and_others
     for _ in range(2):
         with pytest.raises(EngineAway, match="failed while it loaded version 2"):
             exact.policy.hold(2, WEIGHTS)
+        [server] = exact.evaluators
+        server.look(exact.policy.find_weights_of(server))
+        assert server.version == 1, "it is started again"
     with pytest.raises(EngineError, match=NOT_AGAIN) as refused:
         exact.policy.hold(2, None)
     assert not isinstance(refused.value, EngineAway | VersionGone), "it would be tried again, or fetched"
     exact.policy.hold(3, WEIGHTS)
     assert exact.policy.find_held(3) is exact.evaluators[0]
+
+
+def test_a_server_that_failed_in_a_load_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:
+    exact = Exact(tmp_path)
+    exact.policy.hold(1, WEIGHTS)
+    exact.policy.release(1)
+    [process] = exact.processes
+    process.api.dies_in = ["load"] * 2
+    with pytest.raises(EngineAway, match="failed while it loaded version 2"):
+        exact.policy.hold(2, WEIGHTS)
+    exact.policy.hold(2, WEIGHTS)
+    assert exact.policy.find_held(2) is exact.evaluators[0]
+    assert process.starts == 2
 
 
 def test_a_version_with_which_the_server_that_it_took_down_does_not_start_is_held_no_more(

@@ -20,7 +20,7 @@ from headrace.infra.weights.lora import build_adapter_config
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.adapter_policy import AdapterPolicy
 from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
-from headrace.producers.engines.generation_server import GenerationServer, ServedWeights, ServerLaunch
+from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
 from headrace.producers.engines.model_shapes import ModelShapes
 from headrace.producers.engines.server_api import Answer, HttpConnections, ServerAway, WeightsRefused
 from headrace.producers.engines.sglang import build_words
@@ -270,6 +270,37 @@ def test_a_held_adapter_that_takes_servers_down_is_loaded_no_more(scene: Scene) 
     policy.release(3)
     with pytest.raises(EngineError, match="2 servers failed while they loaded version 3 of solver"):
         policy.hold(3, weights)
+
+
+class Process:
+    """The process of a server in memory."""
+
+    def __init__(self, server: Server) -> None:
+        self.api, self.weights, self.folder = open_api(server), None, FOLDER
+        self.is_up, self.starts = False, 0
+
+    def is_alive(self) -> bool:
+        return self.is_up
+
+    def stop(self, timeout_s: float) -> None:
+        self.is_up = False
+
+    def start(self, _limit_s: float) -> None:
+        self.is_up, self.starts = True, self.starts + 1
+
+
+def test_a_server_that_failed_as_it_got_an_adapter_is_started_again_before_it_gets_it_again(scene: Scene) -> None:
+    policy, servers, weights = scene
+    process = Process(servers["a"])
+    launch = policy.servers[0]._launch
+    policy.servers = [GenerationServer("a", launch, cast(EngineProcess, process))]
+    with ThreadPoolExecutor(1) as pool:
+        policy.load(4, weights, pool)
+    servers["a"].dies_with = "3"
+    policy.hold(3, weights)
+    [opened] = policy.servers
+    opened.look(policy.find_weights_of(opened))
+    assert (opened.version, process.starts, servers["a"].deaths) == (4, 2, 1)
 
 
 def test_servers_that_were_away_before_say_nothing_of_an_adapter(scene: Scene) -> None:
