@@ -37,6 +37,10 @@ class LostInLoad(EngineAway):
     """A server failed while it loaded weights; the weights may be the cause."""
 
 
+class NotStarted(EngineAway):
+    """A server was started now, and failed in its start."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
     """One version as a folder."""
@@ -300,7 +304,7 @@ class GenerationServer:
             raise EngineAway(self.trouble)
         try:
             self._start(weights)
-        except EngineAway:
+        except NotStarted:
             self._retry_at = time.monotonic() + self._backoff.next_s()
             raise
 
@@ -323,7 +327,7 @@ class GenerationServer:
             said = find_last_error([line.strip() for line in rest])  # which a server may follow with how it ends
             why = ": ".join(filter(None, (first.partition(";")[0], said)))
             self.trouble = f"{self.name} does not start: {why} (log: {log_file})"
-            raise EngineAway(self.trouble) from error
+            raise NotStarted(self.trouble) from error
         finally:
             self.starting = None
         self._note_served(weights)

@@ -12,7 +12,7 @@ import structlog
 
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineAway, EngineError, VersionGone
-from headrace.producers.engines.generation_server import GenerationServer, LostInLoad, ServedWeights
+from headrace.producers.engines.generation_server import GenerationServer, LostInLoad, NotStarted, ServedWeights
 from headrace.producers.engines.model_shapes import ModelShapes
 from headrace.producers.engines.server_api import ServerAway
 from headrace.producers.engines.weight_folders import WeightFolders
@@ -219,7 +219,7 @@ class ServedPolicy:
             server.serve(wanted)
         except EngineAway as away:
             # A failed start says nothing of a version, unless the version took a server down before.
-            if isinstance(away, LostInLoad) or (self._deaths[version] and server.unstarted == version):
+            if isinstance(away, LostInLoad) or (self._deaths[version] and isinstance(away, NotStarted)):
                 self._count_death(version)
             raise
         self.loaded.add(version)

@@ -678,6 +678,27 @@ def test_a_version_that_takes_evaluation_servers_down_is_held_no_more_and_others
     assert exact.policy.find_held(3) is exact.evaluators[0]
 
 
+def test_a_start_that_comes_too_early_says_nothing_of_the_version_that_took_another_server_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_server, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(generation_server, "LONGEST_PAUSE_S", 600.0)
+    exact, training = Exact(tmp_path), Process()
+    exact.policy.servers = [serve_in(training)]
+    exact.load(1)
+    [process] = exact.processes
+    process.fails = True
+    with pytest.raises(EngineAway, match="exact-0 does not start"):
+        exact.policy.hold(2, WEIGHTS)
+    training.api.dies_in = ["load"]
+    with pytest.raises(EngineAway, match="failed while it loaded version 2"):
+        exact.load(2)
+    for _ in range(2):
+        with pytest.raises(EngineAway, match="exact-0 does not start"):
+            exact.policy.hold(2, WEIGHTS)
+    assert process.starts == 1
+
+
 def test_a_server_that_failed_in_a_load_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:
     exact = Exact(tmp_path)
     exact.policy.hold(1, WEIGHTS)
