@@ -14,6 +14,7 @@ ServerError
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,8 @@ class ServerProcess(ABC):
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Lock()
         """Any thread may stop it, also while another one starts it."""
+        self._kill_at = math.inf
+        """The earliest deadline of the stops since its last start: the one under way keeps to it, too."""
 
     @abstractmethod
     def _command(self) -> ServerCommand:
@@ -162,7 +165,7 @@ class ServerProcess(ABC):
         if (dead := self._process) is not None:
             _reap(dead)
         self.claim()
-        began = time.monotonic()
+        began, self._kill_at = time.monotonic(), math.inf
         try:
             self._reserve_ports()
             launch = self._command()
@@ -188,10 +191,15 @@ class ServerProcess(ABC):
 
         Processes of the server that outlive it, as they do when it crashes, are killed.
         """
+        began = time.monotonic()
+        deadline = began + timeout_s
+        self._kill_at = min(self._kill_at, deadline)  # another thread may stop it now, and have more time
         with self._stopping:
             if self._process is not None:
-                if not _stop_child(self._process, timeout_s):
-                    why = f"it did not stop within {timeout_s:g} s; what it acknowledged is on its disk"
+                if not _stop_child(self._process, lambda: time.monotonic() >= min(deadline, self._kill_at)):
+                    why = (
+                        f"it did not stop within {time.monotonic() - began:.0f} s; what it acknowledged is on its disk"
+                    )
                     _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
                 clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
                 self._process = None
@@ -302,14 +310,13 @@ class ServerProcess(ABC):
             self._owner = None
 
 
-def _stop_child(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Send SIGTERM to a child, wait, kill the rest of its tree; return whether SIGTERM was enough."""
+def _stop_child(process: subprocess.Popen[bytes], is_late: Callable[[], bool]) -> bool:
+    """Send SIGTERM to a child, wait until it is late, kill its tree; return whether SIGTERM was enough."""
     if process.returncode is not None:  # it was reaped when it failed to start
         return True
     if not has_ended(process.pid):
         os.kill(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
-    while not (was_enough := has_ended(process.pid)) and time.monotonic() < deadline:
+    while not (was_enough := has_ended(process.pid)) and not is_late():
         time.sleep(EXIT_POLL_S)
     if not was_enough:
         _kill_descendants(process.pid)

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,3 +119,32 @@ def test_a_server_does_not_run_from_the_moment_it_is_dead(tmp_path: Path) -> Non
             wait_without_reaping(pid)
             assert not server.is_alive(), "or a second start would do nothing"
             server.start()
+
+
+class Stubborn(Sleeper):
+    """A server that SIGTERM does not end."""
+
+    def _command(self) -> ServerCommand:
+        code = (
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('seen', 'w').close(); "
+            "time.sleep(600)"
+        )
+        return ServerCommand([sys.executable, "-c", code], logs=())
+
+
+def test_a_stop_with_little_time_also_ends_the_wait_of_one_that_is_under_way(tmp_path: Path) -> None:
+    server = Stubborn(tmp_path).start()
+    pid = server.pid
+    assert pid is not None
+    long, short = (threading.Thread(target=server.stop, args=(limit_s,)) for limit_s in (60.0, 0.01))
+    long.start()
+    while not server._stopping.locked():
+        time.sleep(0.001)
+    short.start()
+    short.join(10)
+    waits = short.is_alive()
+    if waits:
+        os.kill(pid, signal.SIGKILL)
+    for stopping in (long, short):
+        stopping.join()
+    assert not waits
