@@ -195,16 +195,16 @@ class ServerProcess(ABC):
         deadline = began + timeout_s
         self._kill_at = min(self._kill_at, deadline)  # another thread may stop it now, and have more time
         with self._stopping:
-            if self._process is not None:
-                if not _stop_child(self._process, lambda: time.monotonic() >= min(deadline, self._kill_at)):
+            while (process := self._process) is not None:  # another thread may start it again meanwhile
+                if not _stop_child(process, lambda: time.monotonic() >= min(deadline, self._kill_at)):
                     why = (
                         f"it did not stop within {time.monotonic() - began:.0f} s; what it acknowledged is on its disk"
                     )
-                    _log.warning("server.killed", server=self.what, pid=self._process.pid, why=why)
-                clean = self._process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM}
-                self._process = None
-                self._pid_file.unlink(missing_ok=True)
-                self._clean_up(clean=clean)
+                    _log.warning("server.killed", server=self.what, pid=process.pid, why=why)
+                if self._process is process:
+                    self._process = None
+                    self._pid_file.unlink(missing_ok=True)
+                    self._clean_up(clean=process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM})
             self._release()
 
     def __enter__(self) -> Self:
@@ -315,7 +315,8 @@ def _stop_child(process: subprocess.Popen[bytes], is_late: Callable[[], bool]) -
     if process.returncode is not None:  # it was reaped when it failed to start
         return True
     if not has_ended(process.pid):
-        os.kill(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # who starts it again has reaped it
+            os.kill(process.pid, signal.SIGTERM)
     while not (was_enough := has_ended(process.pid)) and not is_late():
         time.sleep(EXIT_POLL_S)
     if not was_enough:

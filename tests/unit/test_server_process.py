@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from headrace.infra.embedded import servers
+from headrace.infra.embedded import server_process, servers
 from headrace.infra.embedded.jars import JarUnavailable
 from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.process.child_process import wait_without_reaping
+from headrace.infra.process.child_process import has_ended, wait_without_reaping
 
 
 class Sleeper(ServerProcess):
@@ -148,3 +148,42 @@ def test_a_stop_with_little_time_also_ends_the_wait_of_one_that_is_under_way(tmp
     for stopping in (long, short):
         stopping.join()
     assert not waits
+
+
+def test_a_server_that_is_started_again_while_it_is_stopped_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, started = Sleeper(tmp_path).start(), list[int | None]()
+    stop_child = server_process._stop_child
+
+    def stop_child_before_a_start(*given: Any) -> bool:
+        was_enough = stop_child(*given)
+        if not started:
+            started.append(server.start().pid)
+        return was_enough
+
+    monkeypatch.setattr(server_process, "_stop_child", stop_child_before_a_start)
+    server.stop()
+    [pid] = started
+    assert pid is not None
+    is_left = not has_ended(pid)
+    if is_left:
+        os.kill(pid, signal.SIGKILL)
+    assert not is_left
+
+
+def test_a_server_that_is_reaped_as_it_is_to_be_stopped_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Sleeper(tmp_path).start()
+
+    def look_before_it_is_reaped(_pid: int) -> bool:
+        monkeypatch.setattr(server_process, "has_ended", has_ended)
+        assert server._process is not None
+        server._process.kill()
+        server._process.wait()
+        return False
+
+    monkeypatch.setattr(server_process, "has_ended", look_before_it_is_reaped)
+    server.stop()
+    assert not server.is_alive()
