@@ -75,10 +75,11 @@ class WeightFolders:
 
     def set_aside(self, policy: str, versions: Collection[int]) -> None:
         """Take the folders of all other versions of a policy out of use, which takes a moment."""
-        for folder in (self.folder / policy).iterdir():
-            if folder.name.isdigit() and int(folder.name) not in versions:
-                with suppress(OSError):  # it only costs memory
-                    folder.rename(folder.with_suffix(ASIDE))
+        with suppress(FileNotFoundError):  # closed: a load that this ends gets here too
+            for folder in (self.folder / policy).iterdir():
+                if folder.name.isdigit() and int(folder.name) not in versions:
+                    with suppress(OSError):  # it only costs memory
+                        folder.rename(folder.with_suffix(ASIDE))
 
     def remove_aside(self, policy: str) -> None:
         """Remove what was set aside, which may take seconds."""

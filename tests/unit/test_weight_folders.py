@@ -62,6 +62,14 @@ def test_only_the_versions_that_are_needed_stay(files: Path, root: Path) -> None
     folders.close()
 
 
+def test_nothing_is_left_to_set_aside_once_all_is_removed(files: Path, root: Path) -> None:
+    folders = WeightFolders(root, {"solver": files})
+    folders.write("solver", 1, WEIGHTS)
+    folders.close()
+    folders.set_aside("solver", {1})
+    folders.remove_aside("solver")
+
+
 def test_a_process_removes_what_dead_ones_left_and_nothing_of_living_ones(files: Path, root: Path) -> None:
     living = WeightFolders(root, {"solver": files})
     (root / "headrace-weights-dead" / "solver" / "1").mkdir(parents=True)
