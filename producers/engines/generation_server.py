@@ -311,7 +311,6 @@ class GenerationServer:
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started
         log_file = self._process.folder / LOG
-        self._weights = None  # or a server that answers, but whose start failed, would count as up
         self.trouble = f"{self._launch.what} {self.name} starts with version {weights.version} (log: {log_file})"
         self._process.weights, self.starting = weights, weights.version
         try:
@@ -319,10 +318,13 @@ class GenerationServer:
                 self._process.stop(timeout_s=5)
             self._process.start(self._launch.start_limit_s)
             self.api.note_started(weights.folder, weights.version)
-        except (ServerError, ServerAway) as error:
+        except (ServerError, ServerAway, EngineError) as error:
             self._process.stop(timeout_s=5)  # which may run, and would keep its memory
             self._is_gone.set()
             self.unstarted = weights.version
+            if isinstance(error, EngineError):  # it refused them, which it may also do next time
+                self.trouble = str(error)
+                raise
             first, *rest = str(error).splitlines()
             said = find_last_error([line.strip() for line in rest])  # which a server may follow with how it ends
             why = ": ".join(filter(None, (first.partition(";")[0], said)))

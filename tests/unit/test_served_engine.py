@@ -441,6 +441,15 @@ def test_a_server_whose_start_failed_is_stopped_and_gets_no_weights_before_it_is
     assert process.api.label == "1"
 
 
+def test_a_server_that_refuses_the_weights_of_its_start_is_stopped_and_says_why(tmp_path: Path) -> None:
+    process = SlowProcess()
+    server = serve_in(process)
+    process.api.fault_of_start = WeightsRefused("of another convention")
+    with pytest.raises(WeightsRefused, match="of another convention"):
+        server.serve(ServedWeights(0, tmp_path))
+    assert (process.is_up, server.trouble, server.unstarted) == (False, "of another convention", 0)
+
+
 def test_a_closed_engine_ends_what_waits_for_a_server(scene: Scene) -> None:
     scene.load(1)
     for server in scene.servers.values():
