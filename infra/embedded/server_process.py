@@ -332,6 +332,10 @@ def _reap(process: subprocess.Popen[bytes]) -> int:
     """
     if process.returncode is None:
         kill_session(process.pid)
+        for pid in psutil.pids():
+            with suppress(OSError):
+                if os.getsid(pid) == process.pid:  # in a process group of its own, which the above leaves
+                    os.kill(pid, signal.SIGKILL)
     return process.wait()
 
 
