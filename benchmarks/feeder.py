@@ -91,7 +91,7 @@ class Written(OwnPositions):
         self.role = Role(run.connection, FEEDER, run.run_id, run.state_partition_id(FEEDER), ())
         positions = {(f"{STREAM}.{topic}", partition): 1 for topic in "abc" for partition in range(PARTITIONS)}
         self.reader = cast("Any", SimpleNamespace(positions=positions))
-        self.restored, self.parts = None, {}
+        self.restored, self.parts, self._pieces = None, {}, set()
         self.newest: dict[bytes, bytes] = {}
         self.largest = 0
 
