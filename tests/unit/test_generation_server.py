@@ -34,17 +34,24 @@ def build(folder: Path, program: str) -> GenerationServer:
     return GenerationServer("solver-0", launch, EngineProcess(folder / "all" / "solver-0", launch, {}))
 
 
-def test_a_start_is_given_up_when_its_engine_is_closed(tmp_path: Path) -> None:
-    server, raised = build(tmp_path, NEVER_READY), list[EngineAway]()
+def begin_to_serve(server: GenerationServer, weights: ServedWeights, raised: list[EngineAway]) -> threading.Thread:
+    """Serve weights in a thread of its own, which notes that the server is away."""
 
     def serve() -> None:
         try:
-            server.serve(ServedWeights(0, tmp_path))
+            server.serve(weights)
         except EngineAway as error:
             raised.append(error)
 
-    starting = threading.Thread(target=serve)
-    starting.start()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_a_start_is_given_up_when_its_engine_is_closed(tmp_path: Path) -> None:
+    server, raised = build(tmp_path, NEVER_READY), list[EngineAway]()
+
+    starting = begin_to_serve(server, ServedWeights(0, tmp_path), raised)
     while "starts with version 0 (log: " not in server.trouble:
         time.sleep(0.001)
     server.close()
@@ -89,14 +96,7 @@ def test_a_load_ends_when_its_engine_is_closed_and_the_server_is_not_started_aga
     server = GenerationServer("solver-0", launch, api.process)
     server.serve(ServedWeights(0, tmp_path))
 
-    def load() -> None:
-        try:
-            server.serve(ServedWeights(1, tmp_path))
-        except EngineAway as error:
-            raised.append(error)
-
-    loading = threading.Thread(target=load)
-    loading.start()
+    loading = begin_to_serve(server, ServedWeights(1, tmp_path), raised)
     assert api.begun.wait(10)
     server.close()
     loading.join()
