@@ -1,10 +1,15 @@
 """How fast offline curation is: `OMP_NUM_THREADS=1 python -m benchmarks.archive [--groups N] [--json FILE]`.
 
-An archive of N groups of 8 trajectories of 512 tokens, all of which the default chain keeps, so that each is written
-again. `headrace offline curate` over it, against two loops that only decode and encode the same records with fastavro:
-over the same files into files of the same codec (`files`), and over the messages in memory, with no file, compression
-or hash (`memory`). All three in turn, best of three. The figures are by this process's CPU time as well as the wall's:
-on a busy machine only the former can be compared.
+The archive has N groups of 8 trajectories of 512 tokens. The default chain keeps all of them, so each one is written
+again. Three sides take turns, and the best round of each counts:
+
+- `headrace offline curate` over this archive;
+- `files`: a loop that only decodes and encodes the same records with fastavro, from these files into files of the same
+  codec;
+- `memory`: the same loop over messages in memory, with no file, compression or hash.
+
+Each speed is measured by the CPU time of this process and by wall time. On a busy machine, compare only the speeds by
+CPU time.
 """
 
 from __future__ import annotations
@@ -163,7 +168,7 @@ def measure(folder: Path, groups: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=4_000, help="groups of the archive")
+    parser.add_argument("--groups", type=int, default=4_000, help="number of groups in the archive")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()

@@ -1,10 +1,12 @@
 """How fast the audit reads: `OMP_NUM_THREADS=1 python -m benchmarks.audit [--groups N] [--json FILE]`.
 
-A made run of N groups, closed: tasks, trajectories, outcomes, curated groups and batches, about four records a group.
-The audit of the whole chain, without a store, against a bare consume loop over the same topics that only counts; the
-two in turn, best of three. Then `--deep`, which decodes every group too: its rate is of groups. Rates are by wall time
-and by CPU time of this process, librdkafka's threads included; on an idle machine the wall's are the higher ones, on a
-busy one only the CPU's can be compared.
+The benchmark first writes the records of a complete run of N groups: tasks, trajectories, outcomes, curated groups and
+batches, about four records for each group. Then two sides take turns, and the best round of each counts: the audit,
+without a store, and a bare loop that consumes the same topics and only counts. After that it measures `--deep`, which
+also decodes every group; this rate is in groups.
+
+Each rate is measured by wall time, and by the CPU time of this process with librdkafka's threads. On an idle machine
+the rates by wall time are higher. On a busy machine, compare only the rates by CPU time.
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ def decoded(run: Run) -> Rate:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=100_000, help="groups of the made run")
+    parser.add_argument("--groups", type=int, default=100_000, help="number of groups in the run that is written")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()

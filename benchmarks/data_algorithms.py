@@ -1,13 +1,14 @@
 """What data algorithms cost: `OMP_NUM_THREADS=1 python -m benchmarks.data_algorithms [--groups N] [--json FILE]`.
 
-Groups of 8 trajectories of 512 tokens, half of them right. Three figures, all in CPU time of this process, which other
-work on the machine disturbs least:
+The groups have 8 trajectories of 512 tokens, half of them right. All figures are CPU time of this process, because
+other work on the machine disturbs it least. There are three kinds:
 
-- microseconds a group that each algorithm takes, without decoding, the median over slices of 50 groups;
-- groups/s through the default chain, decoding included and the bytes passed on as they are, and groups/s of nothing but
-  fastavro reading the same bytes, in turn, each the median over rounds;
-- microseconds a group of what remembers something and of a chain of all kinds, over groups 10^3 to 10^4 of a stream and
-  over as many at the end of one of `--groups`, in turn, capacity 1,000 so that memory is full from the beginning.
+- microseconds for each group that each algorithm takes, without decoding: the median over slices of 50 groups;
+- groups/s through the default chain, which decodes each group and passes its bytes on unchanged; and groups/s of
+  fastavro that only reads the same bytes. The two take turns; each figure is the median over rounds;
+- whether algorithms that remember something, and a chain of all kinds, get slower with time: microseconds for each
+  group, over groups 10^3 to 10^4 of a stream and over as many at the end of a stream of `--groups`. The two take turns.
+  The capacity of the memory is 1,000, so it is full from the beginning.
 """
 
 from __future__ import annotations
@@ -223,9 +224,9 @@ def results_of(chain: Chain, some: Sequence[tuple[Candidate, int]]) -> Iterator[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=1_000_000, help="length of the long streams")
-    parser.add_argument("--each", type=int, default=5_000, help="groups through each algorithm alone")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of chain and decode, in turn")
+    parser.add_argument("--groups", type=int, default=1_000_000, help="number of groups in the long streams")
+    parser.add_argument("--each", type=int, default=5_000, help="number of groups that go through each algorithm alone")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds in which chain and fastavro take turns")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     groups = [made_group(seed) for seed in range(DISTINCT)]

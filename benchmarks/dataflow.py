@@ -1,9 +1,12 @@
 """The log's speed without a model: `OMP_NUM_THREADS=1 python -m benchmarks.dataflow [--groups N] [--json FILE]`.
 
-Groups of 8 x 2,048 tokens go through rollout worker's producer, curator and trainer's window, all at once, each in its
-own process, against a chain of bare confluent-kafka of the same bytes (`benchmarks/chains.py` says what it does). Same
-broker, fresh topics for every run, the two chains in turn, best of three. The wall time is from the first produce to
-the last group at the end of the chain; the CPU time is that of the three processes and the broker over the same span.
+Groups of 8 x 2,048 tokens go through a rollout worker's producer, a curator and a trainer's window. These three work at
+the same time, each in its own process. They are compared with a chain of bare confluent-kafka over the same bytes,
+called `raw` (`benchmarks/chains.py` says what it does). Both chains use one broker, and new topics in every run. They
+take turns, and the best round of each counts.
+
+The wall time is from the first produced group to the last group at the end of the chain. The CPU time is that of the
+three processes and of the broker in the same time.
 """
 
 from __future__ import annotations
@@ -139,11 +142,12 @@ def _report(reports: chains.Reports, stages: Mapping[str, BaseProcess], word: st
         except queue.Empty:
             dead = {name: process.exitcode for name, process in stages.items() if process.exitcode}
             if dead:
-                raise SystemExit(f"a stage has ended before its time: {dead}") from None
+                ended = ", ".join(f"{name} (exit code {code})" for name, code in dead.items())
+                raise SystemExit(f"error: processes of the chain ended before it was complete: {ended}") from None
         else:
             assert found == word, f"heard {found!r} while waiting for {word!r}"  # noqa: S101 - the stages' own order
             return at
-    raise SystemExit(f"no {word!r} within {PATIENCE_S} s")
+    raise SystemExit(f"error: no process of the chain reported {word!r} within {PATIENCE_S} s")
 
 
 def _cpu_s(pids: dict[str, int | None]) -> dict[str, float]:
@@ -195,7 +199,7 @@ def show(console: Console, comparisons: list[Comparison], size: int, caption: st
     speeds.add_column("compression")
     for name in ("raw\ngroups/s", "Headrace\ngroups/s", "ratio", "raw\nMB/s", "Headrace\nMB/s"):
         speeds.add_column(name, justify="right")
-    costs = Table(title="CPU milliseconds per group of those passages")
+    costs = Table(title="CPU milliseconds per group, in the same rounds")
     for name in ("compression", "chain"):
         costs.add_column(name)
     for name in ("broker", "produce", "relay", "read", "all"):
@@ -213,7 +217,7 @@ def show(console: Console, comparisons: list[Comparison], size: int, caption: st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=2048, help=f"groups per run, a multiple of {BATCH}")
+    parser.add_argument("--groups", type=int, default=2048, help=f"number of groups in each run, a multiple of {BATCH}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each chain, of which the best counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()

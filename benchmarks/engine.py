@@ -1,8 +1,8 @@
 """The in-process engine against `transformers.generate`: `OMP_NUM_THREADS=1 python -m benchmarks.engine [--json FILE]`.
 
-Same model, prompts, lengths and sampling on both sides, and a log-probability for every token. All rounds of all sides
-are interleaved in one process; the best of three counts. A second part checks that requests which join a running
-batch end exactly as they would alone.
+Both sides have the same model, prompts, lengths and sampling, and compute a log-probability for every token. They take
+turns in one process, and the best round of each counts. A second part checks that a request that joins a running batch
+gets the same tokens as it would alone.
 """
 
 from __future__ import annotations
@@ -189,18 +189,22 @@ def check_joiners(engine: TorchEngine, model: torch.nn.Module, config: PreTraine
 
 
 def show(console: Console, speeds: list[Speed], joiners: Joiners, subtitle: str) -> None:
-    table = Table(title="Generation, tokens/s, best of three, interleaved", caption=subtitle)
+    table = Table(title="Generation, tokens/s, best of the rounds", caption=subtitle)
     for name in ("batch", "Headrace engine", "transformers.generate", "ratio"):
         table.add_column(name, justify="right")
     for speed in speeds:
         table.add_row(str(speed.batch), f"{speed.engine:,.0f}", f"{speed.generate:,.0f}", f"{speed.ratio:.2f}")
     console.print(table)
     console.print(
-        f"late joiners: {joiners.requests - joiners.sequences_that_differ} of {joiners.requests} have the tokens they "
-        f"have alone; largest log-probability difference {joiners.max_logprob_difference:.1e}"
+        f"{joiners.requests - joiners.sequences_that_differ} of {joiners.requests} requests that joined a running "
+        f"batch have the same tokens as alone; largest difference of log-probabilities "
+        f"{joiners.max_logprob_difference:.1e}"
     )
     if joiners.sequences_that_differ:
-        console.print(f"the others: a draw at most {joiners.max_distance_to_boundary:.1e} from a boundary")
+        console.print(
+            "the others: the random number of the first different token was at most "
+            f"{joiners.max_distance_to_boundary:.1e} away from the boundary between two tokens"
+        )
 
 
 def main() -> None:

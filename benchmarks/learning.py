@@ -1,10 +1,13 @@
-"""Does every algorithm learn: `OMP_NUM_THREADS=1 python -m benchmarks.learning [--only NAME ...] [--json FILE]`.
+"""Whether every algorithm learns: `OMP_NUM_THREADS=1 python -m benchmarks.learning [--only NAME ...] [--json FILE]`.
 
-A small policy that answers a third of one-digit sums trains on its own answers, once for each algorithm and seed, from
-the same start for all algorithms of a seed. Each version's problems are new ones. The table shows the mean reward of
-the last five versions: mean over the seeds, and the lowest and highest of them. Those that claim to tolerate it, and
-plain PPO, also train on what a version `--staleness` older has played: at the same learning rate, and at one three
-times as high. Two hours for all on two cores; `--only`, `--versions` and `--seeds` make it shorter.
+A small policy answers a third of one-digit sums. It trains on its own answers, once for each algorithm and seed. All
+algorithms of a seed have the same start, and each version gets new problems. The table shows the mean reward of the
+last five versions: the mean over the seeds, and the lowest and highest seed.
+
+Some algorithms claim to tolerate old data. These, and plain PPO, also train on groups that a version `--staleness`
+older has played: once at the same learning rate, and once at a rate three times as high.
+
+All of this takes two hours on two cores; `--only`, `--versions` and `--seeds` make it shorter.
 """
 
 from __future__ import annotations
@@ -136,11 +139,11 @@ def main() -> None:
     """Train all, two at a time, and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="algorithms, by their names in the table")
-    parser.add_argument("--versions", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--staleness", type=int, default=4, help="of those under `stale`; 0 leaves them out")
-    parser.add_argument("--json", type=Path, help="write every reward of every version here too")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these algorithms, by their names in the table")
+    parser.add_argument("--versions", type=int, default=60, help="versions of each training")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--staleness", type=int, default=4, help="age of the old data in versions; 0: no old data")
+    parser.add_argument("--json", type=Path, help="also write the mean reward of each version to this file")
     asked = parser.parse_args()
     chosen = asked.only or list(ALGORITHMS)
     if unknown := [name for name in chosen if name not in ALGORITHMS]:
@@ -160,7 +163,7 @@ def main() -> None:
     show(console, f"Reward after {asked.versions} versions", [one for one in found if not one.job.staleness])
     for rate in STALE_RATES:
         if stale_ones := [one for one in found if one.job.staleness and one.job.rate == rate]:
-            show(console, f"The same on data {asked.staleness} versions old, learning rate {rate:g}", stale_ones)
+            show(console, f"The same on data {asked.staleness} versions old, at learning rate {rate:g}", stale_ones)
     if asked.json:
         asked.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 

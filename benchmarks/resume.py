@@ -1,10 +1,12 @@
-"""What a trainer's return costs by its past: `python -m benchmarks.resume [--groups N ...] [--json FILE]`.
+"""What a trainer's return costs, by the length of its past: `python -m benchmarks.resume [--groups N ...]`.
 
-A made run of N trained groups: batches of 32, an event and now and then an anchor of each version, a checkpoint every
-ten, a window that holds 64 groups. A process of its own reads what a trainer needs that comes back, the window too; its
-seconds and by how much its memory grows are the figures, beside those of reading all there is, as it does where the
-checkpoint is of a build that noted no offset. What follows, loading the checkpoint and training at most ten batches
-again, does not depend on N.
+The benchmark writes the records of a run of N trained groups: batches of 32 groups, an event for each version (some are
+anchors), a checkpoint every ten versions, and a window that holds 64 groups. Then a new process reads what a returning
+trainer needs, including the window. The figures are its seconds, and by how much its memory grows.
+
+`from its checkpoint on` reads only what follows the newest checkpoint. `all there is` reads everything, as a trainer
+does if an older build wrote the checkpoint without an offset. After that, a trainer loads the checkpoint and trains at
+most ten batches again; this does not depend on N and is not measured.
 """
 
 from __future__ import annotations
@@ -133,7 +135,9 @@ def _resident_kib() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, nargs="*", default=[10_000, 100_000, 1_000_000], help="trained groups")
+    parser.add_argument(
+        "--groups", type=int, nargs="*", default=[10_000, 100_000, 1_000_000], help="trained groups of each run"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     os.environ.setdefault(LOG_LEVEL_VARIABLE, "warning")

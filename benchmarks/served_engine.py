@@ -1,15 +1,16 @@
 """The engine over a server against the bare server: `python -m benchmarks.served_engine --use vllm --python PYTHON`.
 
-PYTHON is that of an environment with SGLang or vLLM. Same server, prompts, lengths and sampling on both sides, which
-take turns; the best of three counts. The bare side asks for the same fields by a plain HTTP client. A second part swaps
-weights under 1, 8 and 64 requests.
+PYTHON is the Python of an environment with SGLang or vLLM. Both sides use the same server, prompts, lengths and
+sampling; the bare side asks for the same fields by a plain HTTP client. They take turns, and the best round of each
+counts. A second part swaps weights while 1, 8 and 64 requests run.
 
-`--only admission` asks instead how close the number of requests at once that is found comes to the best of five that
-are fixed: with short answers, and with long ones in a KV cache that is too small for all. `--seconds` is how long each
-is measured; the number is looked for as long before, which at 3 is too short, and shows that it runs.
+`--only admission` measures something else: Headrace finds by itself how many requests a server gets at once. How close
+does its speed come to that of the best of five fixed numbers? This is measured with short answers, and with long ones
+in a KV cache that is too small for all. `--seconds` says for how long each number is measured. Before that, Headrace
+has as many seconds to find its number. The default of 3 s is too short for this: it only shows that the benchmark runs.
 
-Without a GPU: `make test-sglang` and `make test-vllm` install them, and the arguments are those of `WITHOUT_GPU`. They
-also want the environment of `tests/engines/cpu_servers.py`.
+Without a GPU: `make test-sglang` and `make test-vllm` install the servers, and the default arguments are for them. They
+also need the environment variables of `tests/engines/cpu_servers.py`.
 """
 
 from __future__ import annotations
@@ -252,33 +253,33 @@ async def _measure_one_admission(engine: ServedEngine, workload: str, fixed: int
 
 
 def show_admission(console: Console, rows: Sequence[Admitted]) -> None:
-    table = Table(title="Tokens/s of answers that ended, by the number of requests at once")
+    table = Table(title="Tokens/s of complete answers, by the number of requests at once")
     for name in (
         "answers",
         "requests at once",
         "tokens/s",
-        "share of the best fixed one",
-        "answers ended",
+        "share of the best fixed number",
+        "complete answers",
         "retractions",
     ):
         table.add_column(name, justify="right")
     for one in rows:
         best = max(other.tokens_s for other in rows if other.workload == one.workload and other.fixed)
-        number = str(one.fixed) if one.fixed else f"found, {one.limit} in the end"
+        number = str(one.fixed) if one.fixed else f"found, {one.limit} at the end"
         share = f"{one.tokens_s / best:.2f}" if best else ""
         table.add_row(one.workload, number, f"{one.tokens_s:,.0f}", share, str(one.answers), str(one.retractions))
     console.print(table)
 
 
 def show(console: Console, speeds: Sequence[Speed], pauses: Sequence[Pauses]) -> None:
-    table = Table(title="Tokens/s, best of the rounds, sides in turn")
+    table = Table(title="Tokens/s, best of the rounds")
     for name in ("requests at once", "engine", "bare server", "ratio"):
         table.add_column(name, justify="right")
     for one in speeds:
         table.add_row(str(one.concurrent), f"{one.engine:,.0f}", f"{one.server:,.0f}", f"{one.engine / one.server:.2f}")
     console.print(table)
     table = Table(title="A swap of weights, ms")
-    for name in ("requests under way", "pause p50", "pause p95", "until it serves p50"):
+    for name in ("requests under way", "pause p50", "pause p95", "until it is served p50"):
         table.add_column(name, justify="right")
     for pause in pauses:
         times = (pause.p50_s, pause.p95_s, pause.until_served_p50_s)
@@ -306,13 +307,13 @@ def open_server(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--use", choices=list(ASK_SERVER), default="sglang", help="kind of server")
-    parser.add_argument("--python", required=True, help="Python of an environment with it")
-    parser.add_argument("--arguments", nargs="*", help="of the command that starts a server")
-    parser.add_argument("--only", choices=("engine", "admission"), default="engine", help="what is measured")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--swaps", type=int, default=SWAPS)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each number of requests at once")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--python", required=True, help="Python of an environment with SGLang or vLLM")
+    parser.add_argument("--arguments", nargs="*", help="further arguments of the command that starts a server")
+    parser.add_argument("--only", choices=("engine", "admission"), default="engine", help="what to measure")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
+    parser.add_argument("--swaps", type=int, default=SWAPS, help="number of swaps of weights")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds for each number of requests at once")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     arguments = tuple(options.arguments or WITHOUT_GPU[options.use])
     figures: list[dict[str, Any]]

@@ -1,13 +1,14 @@
-"""A small real model on a CPU, beside plain transformers: `python -m benchmarks.small_models [--json FILE]`.
+"""A small real model on a CPU, compared with plain transformers: `python -m benchmarks.small_models [--json FILE]`.
 
-Two things that a run's time goes into, for each size of model:
+For each size of model, two parts of a run are measured:
 
-* step: tokens/s of `Learner.step`, and of the least that a policy gradient takes by hand: the same sequences, padded in
-  order of length within the same token budget, log-probabilities by log-softmax, one backward pass for each
-  micro-batch, clipping, torch's AdamW. Both in fp32.
+* step: tokens/s of `Learner.step`, and of the least work that a policy gradient needs, written by hand: the same
+  sequences, padded, in order of length and within the same token budget; log-probabilities by log-softmax; one backward
+  pass for each micro-batch; clipping; torch's AdamW. Both sides compute in fp32.
 * generation: tokens/s of the in-process engine, and of `transformers.generate`, as in `benchmarks.engine`.
 
-Sides take turns in one process; the best round counts. What to expect of a size is the absolute column.
+The sides take turns in one process, and the best round of each counts. The column `Headrace` shows what to expect of a
+model of this size.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """How long starts take: `python -m benchmarks.start [--rounds N] [--json FILE]`.
 
-`headrace up arithmetic` in a new folder until its version 1, with components forked from one process that has imported
-what they need (`forked`) and each started on its own (`spawned`), in turn, each once before that so that the caches are
-warm: the warm start's weights and the page cache. Seconds of the wall, the best and all. Of commands the CPU seconds:
-`headrace --help`, and `headrace status` of the run that goes on, against a Python that does nothing (`python`).
+The first part measures the wall time of `headrace up arithmetic` in a new folder, until its version 1: the best round,
+and all rounds. On the side `forked`, all components are forked from one process that has imported what they need. On
+the side `spawned`, each component is started as a process of its own. The sides take turns. The first round of each is
+not counted, because it fills the caches: the warm start's weights and the page cache.
+
+The second part measures the CPU seconds of commands: `headrace --help`, and `headrace status` while a run goes on. They
+are compared with a Python that does nothing (`python`).
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def _version_one(log: Path, run: subprocess.Popen[bytes], begin: float) -> float
         if log.exists() and '"version.trained"' in log.read_text():
             return seconds
         time.sleep(LOOK_EVERY_S)
-    raise NoVersion(f"no version 1 after {seconds:.0f} s; {log.parent} says why")
+    raise NoVersion(f"no version 1 after {seconds:.0f} s: run `headrace up arithmetic` by hand to see why")
 
 
 def cpu_of(*command: str) -> float:
@@ -88,7 +91,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds after the first, which warms the caches")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds that count, after one that fills the caches")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-start-") as folder:

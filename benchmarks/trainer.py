@@ -1,12 +1,12 @@
-"""Training packed against padded, and its memory: `OMP_NUM_THREADS=1 python -m benchmarks.trainer [--json FILE]`.
+"""Packed against padded training, and its memory: `OMP_NUM_THREADS=1 python -m benchmarks.trainer [--json FILE]`.
 
-One learner pads, the other packs; the same batches, turn by turn in one process, best of three rounds. Padding is that
-of this trainer: sequences sorted by length, so that only neighbours in length share a micro-batch. Batches: sums as the
-demo has them, and a long tail (lognormal lengths), both with the recipe's default token budget and 64 sequences to an
-optimizer step. Tokens are those of the sequences, without padding.
+One learner pads, the other packs. They train on the same batches in turn, in one process, and the best round of each
+counts. Padding is done as this trainer would do it: sequences are sorted by length, so only sequences of similar length
+share a micro-batch. There are two kinds of batches: sums as in the demo, and lengths with a long tail (lognormal). Both
+use the recipe's default token budget, and 64 sequences for each optimizer step. Tokens are counted without padding.
 
-Then the peak memory of log-probabilities and their gradient at a vocabulary of 150,000: all logits at a time, and in
-parts, each in a process of its own. `--device cuda` does all of it on a GPU.
+The second part measures the peak memory of log-probabilities and their gradient at a vocabulary of 150,000: with all
+logits at a time, and in parts. Each measurement has its own process. With `--device cuda` everything runs on a GPU.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ def _memory(device: torch.device, *, reset: bool = False) -> int:
 
 
 def show(console: Console, speeds: list[Speed], peaks: list[Peak], subtitle: str) -> None:
-    table = Table(title="Training step, tokens/s, best of three, interleaved", caption=subtitle)
-    for name in ("lengths", "tokens", "longest", "padding computes", "padded", "packed", "ratio"):
+    table = Table(title="Training step, tokens/s, best of the rounds", caption=subtitle)
+    for name in ("lengths", "tokens", "longest", "computed when padded", "padded", "packed", "ratio"):
         table.add_column(name, justify="left" if name == "lengths" else "right")
     for speed in speeds:
         table.add_row(
@@ -202,7 +202,7 @@ def show(console: Console, speeds: list[Speed], peaks: list[Peak], subtitle: str
         )
     console.print(table)
     table = Table(title=f"Log-probabilities and their gradient at a vocabulary of {VOCABULARY:,}")
-    for name in ("logits at a time, MiB", "peak, MiB", "of all at once", "seconds"):
+    for name in ("logits at a time, MiB", "peak, MiB", "share of all at a time", "seconds"):
         table.add_column(name, justify="right")
     for peak in peaks:
         table.add_row(
@@ -218,8 +218,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ...")
     parser.add_argument("--hidden", type=int, default=64, help="the model's width; the demo's by default")
-    parser.add_argument("--layers", type=int, default=2, help="and its depth")
-    parser.add_argument("--tokens", type=int, default=2048, help="trained tokens whose log-probabilities are computed")
+    parser.add_argument("--layers", type=int, default=2, help="the number of its layers")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens whose log-probabilities are computed")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()

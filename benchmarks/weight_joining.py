@@ -102,9 +102,10 @@ def measure_joining(parameters: float, tell: Tell) -> Joining:
         singles = [event for event in events if event.kind != MERGED]
         joined = tuple(_join(run, found) for found in (singles, events))
         for one in joined:
-            tell(f"{one.objects} objects, {one.of_anchor:.2f} anchors, {'with' if one.merged else 'no'} merged deltas")
+            how = "with" if one.merged else "without"
+            tell(f"{how} merged deltas: {one.objects} objects, {one.of_anchor:.2f} times the size of an anchor")
         merging = _merging(events)
-        tell(f"the compactor moves {merging:.2f} anchors for each")
+        tell(f"for each anchor the compactor reads and writes {merging:.2f} times its size")
         return Joining(count, joined, merging, FOLLOWERS, _follow(run, events))
 
 

@@ -61,7 +61,7 @@ def measure_learner(parameters: float, rounds: int, tell: Tell) -> LearnerPause:
     copy, _ = _best(rounds, lambda: _copy(spare, before))
     new, _ = _best(rounds, lambda: {name: np.array(items_of(tensor)) for name, tensor in spare.items()})
     found = LearnerPause(sum(master.numel() for master in masters.values()), again, first, copy, new)
-    tell(f"a version is copied in {again:.3f} s, a plain copy takes {copy:.3f} s, into new memory {new:.3f} s")
+    tell(f"a version is copied in {again:.3f} s; a plain copy takes {copy:.3f} s, and {new:.3f} s into new memory")
     return found
 
 

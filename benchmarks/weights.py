@@ -1,28 +1,29 @@
 """What weight updates cost: `python -m benchmarks.weights [--parameters 1.7e9] [--json FILE]`.
 
-Five parts, of which `--parts` chooses some.
+There are five parts; `--parts` chooses some of them.
 
-* `formats`: two sets in the shape of Qwen3-1.7B, of which a share of the values differs, in every format of
-  `benchmarks/weight_formats.py`: bytes, bytes per changed value, times the floor, times smaller than the whole, and the
-  speed of making and of applying an update, as a share of the speed at which a plain copy of the weights runs: into new
-  memory, of which the system clears every page, and into memory that was written before. All speeds are by the bytes of
-  one set, in memory to memory; best of three, with both copies beside each. Of this format all that makes it
-  trustworthy is in the time: encoding hashes the new weights (those of the base are known by then), applying verifies
-  the object's checksum, the weights before and the weights after. What every format applies is compared with the new
-  weights, bit by bit.
-* `memory`: what encoding and applying take beyond the two sets, the update itself included: the most that was resident
-  (VmHWM) in a process that does nothing else, less what was resident when it began. Linux only.
-* `pauses`: how long the learner waits while a version is copied, beside a plain copy of what is published, into memory
-  that was written before and into new memory; and how long the engine stands while a version is swapped in, beside
-  writing 1 % of the values where they belong. Best of the rounds, the swap worst.
-* `joining`: 250 versions of which each changes 1 % of the values, published to a broker and a store of this machine:
-  what one who is 200 versions behind fetches with and without merged deltas, and how often each object is fetched when
-  16 followers of one machine go to the newest version at once.
-* `training`: a small policy trained at three learning rates (`benchmarks/real_updates.py`): the last version in every
-  format, and how density and size grow when 10 and 50 versions are merged into one delta.
+* `formats`: updates between two made-up sets of weights in the shape of Qwen3-1.7B, in every format of
+  `benchmarks/weight_formats.py`. A given share of the values differs. The table shows the size, the bytes for each
+  changed value, the size as a multiple of the floor (`x floor`, see below), how many times smaller than the whole set
+  it is (`1/full`), and the speeds of encoding and applying. In brackets, each speed is shown as a share of the speed of
+  a plain copy of the weights: first into new memory, which the system must clear, then into memory that was written
+  before. All speeds are in bytes of one set, from memory to memory; the best round counts. With Headrace's format
+  the time includes all checks: encoding hashes the new weights, and applying checks the object and the weights before and
+  after. What every format applies is compared with the new weights, bit by bit.
+* `memory`: the memory that encoding and applying need in addition to the two sets; it includes the update itself. It is
+  the peak resident memory (VmHWM) of a process that does nothing else, minus what was resident at its begin. Linux only.
+* `pauses`: how long the learner waits while a version is copied, compared with a plain copy of the same values; and how
+  long the engine stands still while a version is swapped in, compared with writing 1 % of the values in place. The best
+  round counts; for the swap, the worst.
+* `joining`: 250 versions, each of which changes 1 % of the values, are published to a broker and a store on this
+  machine. What does a worker fetch that is 200 versions behind, with and without merged deltas? And how often is each
+  object fetched when 16 workers of one machine go to the newest version at once?
+* `training`: a small policy is trained at three learning rates (`benchmarks/real_updates.py`). The tables show the last
+  version in every format, and how size and share of changed values grow when 10 or 50 versions are merged into a delta.
 
-The floor is the entropy of which items changed, each tensor at its own density, and of by how much. Updates of training
-can fall below it: where a few rows of an embedding are touched, positions are no coin flips.
+The floor is the entropy of which values changed (each tensor at its own share of changed values) and of the size of the
+changes. Updates of real training can be smaller: if only a few rows of an embedding change, the positions are not
+independent.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ def show_memory(console: Console, found: list[PeakMemory]) -> None:
 
 
 def show_pauses(console: Console, learner: LearnerPause, engine: EnginePause) -> None:
-    table = table_of("What waits for a version, ms", "who", "parameters", "waits", "beside", "")
+    table = table_of("Waits for a new version, ms", "who", "parameters", "waits", "takes", "compared with")
     beside = {"a copy": learner.copy_s, "a copy into new memory": learner.new_copy_s}
     for name, seconds in beside.items():
         waits = f"{learner.snapshot_s * 1e3:,.1f}"
@@ -207,19 +208,22 @@ def show_pauses(console: Console, learner: LearnerPause, engine: EnginePause) ->
 
 
 def show_joining(console: Console, found: Joining) -> None:
-    table = table_of("Who joins late fetches", "merged deltas", "versions behind", "objects", "MB", "anchors")
-    console.print(f"the compactor itself moves {found.merging:.2f} anchors from one to the next")
+    table = table_of(
+        "What a late worker fetches", "merged deltas", "versions behind", "objects", "MB", "times an anchor"
+    )
+    console.print(f"for each anchor the compactor itself reads and writes {found.merging:.2f} times its size")
     for one in found.joined:
         cells = (f"{one.behind}", f"{one.objects}", f"{one.bytes / 1e6:,.1f}", f"{one.of_anchor:.2f}")
-        table.add_row("there" if one.merged else "none", *cells)
+        table.add_row("yes" if one.merged else "no", *cells)
     console.print(table)
     most = max(found.fetches.values())
-    console.print(f"{found.followers} followers of one machine fetched each of {len(found.fetches)} objects {most} x")
+    objects = len(found.fetches)
+    console.print(f"{found.followers} workers of one machine fetched each of {objects} objects at most {most} times")
 
 
 def show_training(console: Console, found: Trainings) -> None:
     title = f"Training {found.parameters:,} parameters, deltas merged"
-    names = ("learning rate", "versions in one", "changed", "kB", "bytes/value", "1/full", "of the singles")
+    names = ("learning rate", "versions in a delta", "changed", "kB", "bytes/value", "1/full", "of single deltas")
     table = table_of(title, *names)
     for one in found.trainings:
         for span in one.spans:
@@ -238,10 +242,10 @@ def show_training(console: Console, found: Trainings) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=float, default=1.7e9, help="of the made-up sets")
+    parser.add_argument("--parameters", type=float, default=1.7e9, help="parameters of the made-up sets of weights")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
     parser.add_argument("--hidden", type=int, default=256, help="width of the model that is trained")
-    parser.add_argument("--versions", type=int, default=max(SPANS), help="of each training")
+    parser.add_argument("--versions", type=int, default=max(SPANS), help="versions of each training")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()

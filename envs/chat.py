@@ -184,8 +184,11 @@ class Chat:
                     self._note_rewrite(self._kept, text)
                 self._begin(text).prompt(ids)
                 return True
-        if not self._transcripts:
-            raise ChatError(f"the first prompt is too long for the model's context of {self._actor.context} tokens")
+            if not self._transcripts:
+                raise ChatError(
+                    f"the first prompt, of {len(ids)} tokens, is too long for the model's context of "
+                    f"{self._actor.context} tokens, which must also hold an answer: shorten the prompt"
+                )
         return await self._shorten()
 
     async def _shorten(self) -> bool:
@@ -203,7 +206,7 @@ class Chat:
         """Yield shorter and shorter conversations to continue with."""
         if callable(self._when_full):
             found = self._when_full(tuple(self._messages))
-            yield check_messages("what when_full returns", await found if inspect.isawaitable(found) else found)
+            yield check_messages("the result of when_full", await found if inspect.isawaitable(found) else found)
         elif self._when_full == "drop_oldest":
             messages = self._messages
             while len(shorter := leave_out_oldest(messages, self._given)) < len(messages):
@@ -214,7 +217,7 @@ class Chat:
         if hidden := [name for name in map(tool_name, self.tools) if name not in text]:
             raise ChatError(
                 f"the chat template of this policy does not show the tools {', '.join(hidden)}: use a template that "
-                "shows tools, or describe them in the prompt"
+                "shows tools; or give the chat no tools, and describe them in the prompt"
             )
         return text
 

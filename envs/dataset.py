@@ -197,7 +197,7 @@ class Dataset:
         decks = self._open()[split]
         count = sum(len(deck.indices) for deck in decks)
         if not count or index < 0:
-            raise ValueError(f"there is no problem {index} among the {count} of split {split!r}")
+            raise ValueError(f"split {split!r} has {count} problems, so there is no problem {index}")
         index %= count
         deck = decks[0]
         if len(decks) > 1:
@@ -264,13 +264,18 @@ class Dataset:
         counts = [len(deck.indices) for deck in kept]
         is_wanted = self._held_out != 0.0
         if not len(train) or (is_wanted and not all(counts)) or (self._warm_start and not len(warm)):
-            sets = self._held_out
-            asked = ", ".join(map(str, sets.values())) if isinstance(sets, dict) else sets
-            examples = f", {len(warm)} for worked examples" if self._warm_start else ""
+            found = [f"{len(train)} to train on"]
+            if isinstance(self._held_out, dict):
+                found[0] += " that are not in held_out"
+                found += [f"{len(deck.indices)} to evaluate on in {deck.pool.source}" for deck in kept]
+            elif is_wanted:
+                found.append(f"{counts[0]} to evaluate on (held_out = {self._held_out})")
+            if self._warm_start:
+                found.append(f"{len(warm)} for worked examples (warm_start = {self._warm_start})")
             raise TaskFileError(
-                f"{self._source}: {len(pool.firsts)} different problems split by held_out = {asked} leave {len(train)} "
-                f"to train on and {' + '.join(map(str, counts))} to evaluate on{examples}; give more problems, or "
-                f"another held_out (0 for no evaluation){' or warm_start' if self._warm_start else ''}"
+                f"{self._source} has too few problems: of {len(pool.firsts)} different ones, there are "
+                f"{', '.join(found)}, but each of these must be at least 1. Give more problems, or change held_out (0 "
+                f"for no evaluation){' or warm_start' if self._warm_start else ''}"
             )
 
     def _read_pool(self, source: Source) -> _Pool:
@@ -312,8 +317,8 @@ def _check_keep(keep: Any, *, has_scorers: bool) -> None:
         raise ValueError(f'keep must be a list of columns, as in ["tests"]; got {keep!r}')
     if has_scorers and SCORER in keep:
         raise ValueError(
-            f"keep must not list {SCORER!r} beside columns.scorer, which already stores the scorer's name in "
-            f"extra[{SCORER!r}]: rename that column"
+            f"keep must not list {SCORER!r} if columns.scorer is set, because extra[{SCORER!r}] then holds the name of "
+            "the row's scorer: leave it out of keep, or give the column another name in the data"
         )
 
 

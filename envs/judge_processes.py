@@ -81,7 +81,10 @@ class JudgeProcesses:
     def _prove(self, child: subprocess.Popen[bytes]) -> None:
         """Raise JudgeBroken, with what a further child writes, if a child cannot answer."""
         if _ask(child, _encode(*PROBE), self._first_limit_s) is None:
-            raise JudgeBroken(f"{' '.join(self._command[:3])} {self._describe_failure()}")
+            raise JudgeBroken(
+                f"answers cannot be scored, because the process that compares them, `{' '.join(self._command[:3])}`, "
+                f"{self._describe_failure()}"
+            )
         self._is_proven = True
 
     def _describe_failure(self) -> str:
@@ -93,7 +96,7 @@ class JudgeProcesses:
         except subprocess.TimeoutExpired:
             return f"gives no answer within {limit_s:g} s"
         lines = ended.stderr.decode(errors="replace").splitlines()
-        return f"exits with {ended.returncode}: {find_last_error(lines) or 'without a word'}"
+        return f"exits with {ended.returncode}: {find_last_error(lines) or 'it wrote no error'}"
 
 
 def _encode(given: str, gold: str) -> bytes:

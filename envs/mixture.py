@@ -51,8 +51,8 @@ class Mixture:
         names = [_name_source(number, source) for number, source in enumerate(sources, start=1)]
         if not names or len(set(names)) < len(names):
             raise ValueError(
-                "sources must be one or more tables, each with another name (key `name`); got the names "
-                f"{', '.join(names) or 'none'}"
+                "sources must be one or more tables, each with its own `name` (by default that of its `use`); got the "
+                f"names {', '.join(names) or 'none'}"
             )
         if isinstance(tiers, str) or set(tiers) - set(names):
             raise ValueError(f"tiers must be a list of names of sources, from {', '.join(names)}; got {tiers!r}")

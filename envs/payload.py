@@ -57,7 +57,8 @@ def problem_from_json(text: str) -> Problem:
         raise PayloadError(f"payload is not JSON: {type(error).__name__}: {error}") from error
     if not isinstance(plain, dict) or set(plain) - set(FIELDS) or not {"task_id", "prompt"} <= set(plain):
         raise PayloadError(
-            f"payload must be a JSON object with task_id, prompt and no keys but {', '.join(FIELDS)}; got {text[:80]!r}"
+            "payload must be a JSON object with task_id and prompt, and may have no keys other than "
+            f"{', '.join(FIELDS)}; got {text[:80]!r}"
         )
     wrong = [name for name, value in plain.items() if not isinstance(value, JSON_TYPES.get(name, str))]
     if wrong:

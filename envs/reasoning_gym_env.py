@@ -58,8 +58,8 @@ class ReasoningGym:
                     extra={"item": item},
                 )
         raise ValueError(
-            f"{self.name}: none of {ATTEMPTS} drawn items belongs to split {split!r}: the dataset may have too few "
-            "different questions"
+            f"{self.name}: none of {ATTEMPTS} drawn items belongs to split {split!r}, perhaps because the dataset has "
+            "too few different questions: change its settings so that it has more, or take another dataset"
         )
 
     def score(self, problem: Problem, text: str) -> Score:

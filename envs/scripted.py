@@ -61,7 +61,7 @@ class Scripted:
         """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
         size = self.size(split)
         if not size or index < 0:
-            raise ValueError(f"there is no problem {index} among the {size} of split {split!r}")
+            raise ValueError(f"split {split!r} has {size} problems, so there is no problem {index}")
         number = index % size + (size if split == "held_out" else 0)
         asked = Question(self._levels[index % len(self._levels)], number, (number + self._seed) % 10)
         return Problem(str(asked), str(asked), str(asked.answer), f"level{asked.level}")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from confluent_kafka import Consumer, KafkaError
 from fastavro import parse_schema, schemaless_reader
 
-address, policy, *rest = sys.argv[1:]
+address, policy, *rest = sys.argv[1:] if len(sys.argv) > 2 else sys.exit(__doc__)
 cluster, run = urlsplit(address).netloc, urlsplit(address).path.strip("/")
 avsc = Path(__file__).parents[1] / "schemas" / "avsc" / "BatchTrained.avsc"
 schema = parse_schema(json.loads(avsc.read_text()))
@@ -37,7 +37,7 @@ while True:
     if message is None:
         continue
     if error := message.error():  # with --once also the end of the topic
-        sys.exit(None if error.code() == KafkaError._PARTITION_EOF else f"error: {error}")  # noqa: SLF001
+        sys.exit(None if error.code() == KafkaError._PARTITION_EOF else f"error: {error.str()}")  # noqa: SLF001
     batch = schemaless_reader(io.BytesIO(message.value()[10:]), schema, None)
     if batch["version"] > 0:  # a record without a version only reports groups that were evicted
         metrics = batch["metrics"]

@@ -63,7 +63,7 @@ FOR_USERS = {
     AWS_PROFILE_VARIABLE: "profile in that file",
     ENDPOINT_VARIABLE: "endpoint of archives that are named s3://BUCKET/PREFIX",
     CA_VARIABLES[0]: "PEM file of the authorities that may sign a store's certificate",
-    CA_VARIABLES[1]: "the same, used if AWS_CA_BUNDLE is not set",
+    CA_VARIABLES[1]: "PEM file of the authorities that may sign a store's certificate, if AWS_CA_BUNDLE is not set",
     PLUG_INS_VARIABLE: "folders of your own modules, separated as in PATH; `up` sets it for its components",
     LOG_LEVEL_VARIABLE: "debug, info, warning or error",
     "HF_HOME": "folder in which `datasets` keeps data sets of the hub; by default ~/.cache/huggingface",
@@ -112,7 +112,9 @@ def temporary_folder() -> Path:
     try:
         return Path(tempfile.gettempdir())
     except OSError as error:
-        raise UsageError(f"temporary files cannot be made: {error.strerror}; set {TEMPORARY_VARIABLE}") from error
+        raise UsageError(
+            f"temporary files cannot be made: {error.strerror}; set {TEMPORARY_VARIABLE} to a writable folder with room"
+        ) from error
 
 
 def expand_user(path: Path, what: str) -> Path:

@@ -26,7 +26,7 @@ def write_new_folder(out: Path) -> Iterator[Path]:
     Raises UsageError when `out` exists already or its parent folder does not, and FolderBusy.
     """
     if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is not a folder")
+        raise UsageError(f"{out.parent} is not a folder: make it, or name another place for {out.name}")
     growing = out.with_name(f".{out.name}.part")
     lock = _make_locked(growing, out)
     try:

@@ -76,7 +76,7 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
         if has_run:
             raise UsageError(
                 f"the run in {data.root} did not begin as a branch: leave out --branch to resume it, or begin a new "
-                "run with --set name=NAME"
+                "run in another folder with --set name=NAME --data FOLDER"
             )
         _copy_branch(recipe, point, run_at_version, folder)
     began = json.loads((folder / BEGAN).read_text())
@@ -85,7 +85,7 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
     if run_at_version and began["branch"] != run_at_version:
         raise UsageError(
             f"the run in {data.root} began with --branch {began['branch']}: give the same --branch to resume it, or "
-            "begin a new run with --set name=NAME"
+            "begin a new run in another folder with --set name=NAME --data FOLDER"
         )
     return Branch(_set_policy_paths(recipe, folder), began["parent"])
 

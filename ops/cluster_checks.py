@@ -173,12 +173,16 @@ def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[Topic
         name = BROKERS_NAME[key]
         taking = [spec.name for spec in to_be_made if key not in spec.config]
         if taking and int(settings.get(name, least)) < least:
-            yield f"the brokers have {name}={settings[name]}, which {taking[0]} would get: set it to {least} or more"
+            yield (
+                f"the brokers have {name}={settings[name]}, and new topics such as {taking[0]} would take it over: set "
+                f"it to {least} or more"
+            )
     replicas = int(settings.get("default.replication.factor", 1))
     if to_be_made and int(settings.get("min.insync.replicas", 1)) > replicas:
         yield (
             f"the brokers have min.insync.replicas={settings['min.insync.replicas']} and default.replication.factor="
-            f"{replicas}, so new topics refuse all records: lower min.insync.replicas, or raise the other"
+            f"{replicas}, so new topics refuse all records: lower min.insync.replicas, or raise "
+            "default.replication.factor"
         )
 
 
@@ -186,8 +190,8 @@ def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     """Yield what is wrong with a topic, and the setting to change."""
     if topic.partitions != spec.partitions:
         yield (
-            f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}, and Kafka cannot "
-            "lower the number: rename the run, and add `--branch` to keep the weights of a run that has begun"
+            f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}. The number is fixed "
+            "for a run: begin a new run with --set name=NAME, and add --branch to begin it with weights of this run"
         )
     config = topic.config or {}
     for key, value in spec.config.items():
@@ -236,9 +240,9 @@ def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
 
 def _describe_right(user: str, operation: str, kind: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    said = f"{_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} {_is_or_are(len(names))} missing"
+    said = f"the right {_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} is missing"
     if operation == "DELETE":
-        said += "; a run works without it, but finished tasks stay, and `headrace compare` leaves its topics"
+        said += "; a run works without it, but then nothing deletes finished tasks and the topics of `headrace compare`"
     return f"{said}: {name_grant(user, operation, kind, names[0].partition('.')[0])}"
 
 

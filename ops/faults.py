@@ -40,7 +40,8 @@ def collect_faults(faults: list[Fault], where: str = "") -> Iterator[None]:
     except Exception as error:
         said = describe_with_location(error)
         if is_unreachable(error):
-            faults.append(Fault(f"{where}{said}: it cannot be reached now", is_doubt=True, cause=error))
+            words = f"{where}a server cannot be reached now ({said}): a run waits until it answers"
+            faults.append(Fault(words, is_doubt=True, cause=error))
         elif said != read_error_text(error):
             faults.append(Fault(f"{where}{said}", cause=error))
         else:

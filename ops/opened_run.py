@@ -87,8 +87,8 @@ def _explain_unreachable(folder: DataFolder) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
-        again = f"the run in {folder.root} may be starting or stopping now: give the command again"
-        raise type(error)(f"{error}; {again}") from error
+        again = f"the run in {folder.root} does not answer, and may be starting or stopping now: give the command again"
+        raise type(error)(f"{again}. If that does not help: {error}") from error
 
 
 def _start_and_join(folder: DataFolder, notes: RunNotes, started: ExitStack) -> Run:

@@ -210,7 +210,7 @@ def _check_feed(asked: Asked) -> list[Fault]:
         load_feed_selectors(recipe.feed, recipe.seed)
     if recipe.evaluate.stop_after and not recipe.evaluate.every:
         faults.append(
-            Fault("evaluate.stop_after needs evaluations, but evaluate.every is 0: set it, or remove stop_after")
+            Fault("evaluate.stop_after needs evaluations, but evaluate.every is 0: set every, or remove stop_after")
         )
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
         with collect_faults(faults):

@@ -460,11 +460,15 @@ def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
     _check_finite(
         "rewards",
         [sequence.reward for sequence in known],
-        "check the chain's reward shaping and the environment's scorer",
+        "check the environment's scorer, the workflow and the chain's reward shaping",
     )
-    _check_finite("baselines", [m.baseline for m in known if m.baseline is not None], "check the workflow")
+    baselines = [m.baseline for m in known if m.baseline is not None]
+    _check_finite("baselines", baselines, "check the baselines that the workflow sets")
     for sequence in known:
-        for what, values in (("token rewards", sequence.token_rewards), ("token values", sequence.token_values)):
+        for what, values, source in (
+            ("token rewards", sequence.token_rewards, "the rewards that the workflow gives to turns"),
+            ("token values", sequence.token_values, "the critic that computes them"),
+        ):
             if values is None:
                 continue
             if values.shape != (sequence.length,):
@@ -472,7 +476,7 @@ def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
                     f"a sequence must have one number per generated token in its {what}: it has {sequence.length} "
                     f"generated tokens and {what} of shape {values.shape}"
                 )
-            _check_finite(what, values, "check what computes them")
+            _check_finite(what, values, f"check {source}")
     return known
 
 

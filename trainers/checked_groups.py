@@ -37,11 +37,12 @@ def prepare_checked_group(
         )
     ready = compute_or_check_advantages(prepare_group(decoded), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):
-        raise BatchError("the group has no token to train on")
+        raise BatchError("the group has no token to train on: none of its kept trajectories has a generated token")
     for sequence in ready.sequences:
         limits.check(sequence)
     if ready.newest > newest_version:
         raise BatchError(
-            f"the group has tokens of version {ready.newest}, but the trainer's newest version is {newest_version}"
+            f"the group names version {ready.newest} for some of its tokens, but no such version exists yet: the "
+            f"trainer's newest is {newest_version}"
         )
     return ready

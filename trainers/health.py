@@ -82,7 +82,8 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]
         yield HealthFinding(
             "entropy_collapse",
             f"Entropy has fallen from {first:.3f} to {entropies[-1]:.3f}, so the policy gives few different answers: "
-            "raise the loss's clip_high or trainer.entropy, add trainer.kl, or lower trainer.learning_rate.",
+            "raise trainer.entropy, add trainer.kl, lower trainer.learning_rate, or raise the loss's clip_high if it "
+            "has one.",
         )
     rewards = [one["reward_mean"] for one in metrics if "reward_mean" in one]
     means = [sum(rewards[end - HEALTH_EDGE : end]) / HEALTH_EDGE for end in range(HEALTH_EDGE, len(rewards) + 1)]
@@ -90,8 +91,9 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]
     if means and best - means[-1] > SMALL_FALL and means[-1] < best - FALL * abs(best):
         yield HealthFinding(
             "reward_collapse",
-            f"Mean reward has fallen from {best:.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin "
-            "again from an earlier version, with a lower trainer.learning_rate or trainer.max_staleness.",
+            f"Mean reward has fallen from {best:.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin a new "
+            "run from an earlier version (`headrace up --branch RUN@VERSION`), with a lower trainer.learning_rate or "
+            "trainer.max_staleness.",
         )
 
 
@@ -112,8 +114,8 @@ def _find_mismatch(now: Metrics) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "mismatch",
             f"Engine and trainer differ by {gap:.2g} in log-probabilities computed with the same weights: check that "
-            "both have the same model, tokenizer, sampling temperature and precision; until then correct for it with "
-            'trainer.correction = ["tis"].',
+            "both have the same model, tokenizer, sampling temperature and precision. Until then, correct for it: set "
+            'trainer.correction = ["tis"], unless trainer.loss is decoupled_ppo or m2po, which correct for it already.',
         )
 
 
@@ -136,7 +138,7 @@ def _find_off_policy(now: Metrics) -> Iterator[HealthFinding]:
     if clipped > MANY_CLIPPED:
         yield HealthFinding(
             "clipped",
-            f"{clipped:.0%} of the tokens are clipped and teach nothing: lower trainer.learning_rate, "
+            f"{clipped:.0%} of the tokens are clipped, so they teach less or nothing: lower trainer.learning_rate, "
             "trainer.minibatches or trainer.max_staleness.",
         )
 
@@ -152,6 +154,7 @@ def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
     if equal > MANY_EQUAL:
         yield HealthFinding(
             "equal_rewards",
-            f"In {equal:.0%} of the batch's groups all rewards are equal, so they teach nothing: put "
-            "drop_zero_variance into the chain, or use tasks that the policy solves only sometimes.",
+            f"In {equal:.0%} of the batch's groups all rewards are equal. An advantage that compares the rewards of a "
+            "group learns nothing from them: put drop_zero_variance into the chain, or use tasks that the policy "
+            "solves only sometimes.",
         )

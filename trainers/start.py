@@ -17,12 +17,13 @@ from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.recipe.plug_in_sources import check_sources, trainer_plug_ins
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.run.run import Run
+from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import NamedObject
 from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.estimator import check_advantage
 from headrace.trainers.kept_warm_starts import KeptWarmStart
 from headrace.trainers.learner.backends.group import build_learner
-from headrace.trainers.learner.checkpoint import CHECKPOINT_FILE, decode_checkpoint
+from headrace.trainers.learner.checkpoint import CHECKPOINT_FILE, CheckpointError, decode_checkpoint
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
@@ -114,8 +115,18 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     learner = build_learner(model, run.recipe.trainer_of(policy), seed, adapter)
     kept = Path(settings.path) / CHECKPOINT_FILE
     if settings.path and kept.exists():
-        learner.load_state(decode_checkpoint(kept.read_bytes()))
+        load_kept_state(learner, kept)
     return _publish_first(run, policy, learner, files, writer, stop)
+
+
+def load_kept_state(learner: Learner, file: Path) -> None:
+    """Load the checkpoint beside a model's weights. Raises CheckpointError or WeightsError, which names the file."""
+    try:
+        learner.load_state(decode_checkpoint(file.read_bytes()))
+    except (CheckpointError, WeightsError) as error:
+        raise type(error)(
+            f"{file} cannot be loaded: {error}. Remove it, to begin with the weights beside it and a new optimizer"
+        ) from error
 
 
 def _begin_shadow(run: Run, shadow: str, writer: TransactionalWriter, stop: threading.Event) -> ResumedTrainer:
@@ -209,8 +220,8 @@ def _warm_start(
     to_learn_from = [example for example in examples if example.content not in apart]
     if not to_learn_from:
         raise UsageError(
-            f"policies.{policy}.warm_start needs at least two different worked examples, one of which is held out; the "
-            f"environment gives {len(distinct)} (warm_start.examples asks for {len(examples)})"
+            f"policies.{policy}.warm_start needs at least two different worked examples, one of which is held out, but "
+            f"the environment gave {len(distinct)}: give it more data for worked examples, or leave warm_start out"
         )
     with open_heartbeat(run, policy, "warming up") as beat:
 

@@ -134,9 +134,7 @@ class Trainer:
         key = UNKNOWN_USE
         try:
             with self._watch.measure("decode"):
-                curated = decode_own(
-                    message.value, CuratedGroup, self.run.run_id, lambda one: f"a group of run {one.run_id}"
-                )
+                curated = decode_own(message.value, CuratedGroup, self.run.run_id)
             key = UseId.of(curated)
             found = self._intake.build_entry_or_eviction(message, curated)
         except MessageRefused as refused:

@@ -15,7 +15,8 @@ TopicsOption = Annotated[
     typer.Option(
         "--topics",
         metavar="TOPIC",
-        help="A topic without the run's name: trajectories.solver. Repeatable; default: all that are not compacted.",
+        help="Topic to copy, without the run's name: trajectories.solver. Repeatable. Default: all topics that are "
+        "not compacted.",
     ),
 ]
 
@@ -36,8 +37,8 @@ def archive(
         bool | None,
         typer.Option(
             "--with-weights/--without-weights",
-            help="Also copy the objects of weights and checkpoints, and `state`. Default for a new archive of all "
-            "topics: copy them if they are smaller than 1 GiB, else ask.",
+            help="Also copy weights, checkpoints and the topic `state`. Default for a new archive of all topics: copy "
+            "them if they are smaller than 1 GiB, else ask.",
             show_default=False,
         ),
     ] = None,
@@ -79,7 +80,8 @@ def replay(
         typer.Option("--into", metavar="ADDRESS", help="kafka://HOST:PORT/RUN, where RUN is the archived run's name."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="A new folder for its own Kafka and store.")
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="A new folder, for an embedded Kafka and store that hold the run."),
     ] = None,
     topics: TopicsOption = None,
     as_json: JsonOption = False,

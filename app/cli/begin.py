@@ -75,10 +75,10 @@ def begin(
         _say(escape(f"this run has ended ({run.ended}): `headrace status --run {run.address}` shows it"))
         return
     program = program_name()
-    there = "" if program == PROGRAM else f", where the program is `{PROGRAM}`"
+    there = "" if program == PROGRAM else f" (there the program may be called `{PROGRAM}`)"
     _say(
-        f"start each command in its own terminal, here or on another machine{there}; start curate and rollout at most "
-        "once per partition"
+        f"start each command in its own terminal, here or on another machine{there}; start at most one curate and one "
+        "rollout per partition"
     )
     for words in parts_of(run.recipe):
         typer.echo(f"  {program} {' '.join(words)} --run {run.address}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption = False) -> None:
-    """Show the state of a run: versions, groups, lag, workers. If the run is stopped, start its broker for this.
+    """Show the state of a run: versions, groups, lag, workers. For a stopped run, its embedded Kafka is started.
 
     Example: [bold]headrace status --data .headrace/arithmetic[/]
     """
@@ -119,7 +119,10 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
         str | None, typer.Option(metavar="INDEX", help="One group of the step: its index, or STREAM:NUMBER.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="How many groups (4) or tokens (400) to show; 0: all.", show_default=False)
+        int | None,
+        typer.Option(
+            min=0, help="Most groups (default: 4) or tokens (default: 400) to show; 0: all.", show_default=False
+        ),
     ] = None,
     policy: PolicyChoice = None,
     variant: VariantChoice = None,
@@ -140,7 +143,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if (step is None) == (trajectory is None):
         raise UsageError("give either --step VERSION or --trajectory STREAM:NUMBER:SAMPLE, as in sums:12:0")
     if group is not None and step is None:
-        raise UsageError("--group chooses a group of a step: give --step VERSION with it")
+        raise UsageError("--group chooses a group of a step: give it with --step VERSION, and not with --trajectory")
     if trajectory is not None and not re.fullmatch(r"[^:]+:\d+:\d+", trajectory):
         raise UsageError(
             f"--trajectory {trajectory!r} is not a trajectory: write STREAM:NUMBER:SAMPLE, as in sums:12:0"

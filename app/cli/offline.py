@@ -39,7 +39,7 @@ def curate(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New archive to write.")],
     policy: Annotated[str | None, typer.Option(help="Policy to curate for; default: all.")] = None,
     variant: VariantChoice = None,
-    chain: Annotated[Path | None, typer.Option(metavar="CHAIN.toml", help="Another chain than the run's own.")] = None,
+    chain: Annotated[Path | None, typer.Option(metavar="CHAIN.toml", help="Chain to use instead of the run's.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put archived trajectories through a chain of data algorithms, and archive the groups that it keeps.

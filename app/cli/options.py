@@ -26,7 +26,7 @@ RunChoice = Annotated[
     typer.Option(
         "--run",
         metavar="ADDRESS",
-        help="kafka://HOST:PORT/RUN of a live run; or only RUN, if --data names the cluster's folder.",
+        help="kafka://HOST:PORT/RUN of a live run; or only RUN, for another run on the Kafka in the folder --data.",
     ),
 ]
 DataChoice = Annotated[
@@ -144,7 +144,11 @@ def exit_without_verdict_on_error() -> Iterator[None]:
 
         with suppress(OSError):
             traceback.print_exception(error)
-        raise NoVerdict(f"no verdict, because of {type(error).__name__}: {read_error_text(error)}") from error
+        raise NoVerdict(
+            f"no verdict on the run, because the command itself failed with {type(error).__name__}: "
+            f"{read_error_text(error)} (traceback above). If the traceback ends in your own code, the defect is there; "
+            "otherwise it is in Headrace"
+        ) from error
 
 
 def program_name() -> str:

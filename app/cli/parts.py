@@ -24,7 +24,7 @@ def rollout(
     workflow: Annotated[str | None, typer.Option(help="Workflow to play; default: the only one.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this worker; default: host and pid.")] = None,
     region: Annotated[str, typer.Option(help="Region of this worker, as reported in its status.")] = "",
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once, instead of the recipe's.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; default: the recipe's.")] = None,
 ) -> None:
     """Play tasks and produce trajectories; start any number of workers, at any time, on any machine.
 
@@ -40,7 +40,8 @@ def curate(
     policy: Annotated[str | None, typer.Option(help="Policy to curate for; default: the only one.")] = None,
     variant: VariantChoice = None,
     slot: Annotated[
-        str | None, typer.Option(help="Supervisor slot; a new process with the same slot fences the old one.")
+        str | None,
+        typer.Option(help="Name given by a supervisor; a new process with the same name fences the old one."),
     ] = None,
 ) -> None:
     """Choose the groups to train on by the recipe's chain; start at most one process per partition.

@@ -112,7 +112,7 @@ def _check_retrain(span: tuple[int | None, int | None], into: str | None, sets: 
     begin, end = span
     if begin is not None and end is not None and begin >= end:
         raise UsageError(
-            f"--from {begin} --to {end}: --to must be above --from; the version after --from is made first"
+            f"--from {begin} --to {end}: --to must be above --from, because the version after --from is made first"
         )
     if into is None and sets:
         raise UsageError("--set needs --into NAME, the name of a new run, because other settings make other weights")

@@ -40,7 +40,7 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
         str,
         typer.Option(
             metavar="RUN@VERSION",
-            help="Begin with a version of another run: its data folder or address, @ and the version, or @best.",
+            help="Begin with weights of another run. RUN: its data folder or address. VERSION: a number, or best.",
             show_default=False,
         ),
     ] = "",

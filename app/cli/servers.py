@@ -92,7 +92,7 @@ def doctor(
 
     With --run, check whether a Kafka cluster can carry that run, as `up` does before it starts anything.
 
-    Each line is marked `ok`, `lack` (must be mended) or `note` (unknown, or not needed).
+    Each line is marked `ok`, `lack` (must be fixed) or `note` (unknown, or not needed).
 
     Example: [bold]headrace doctor[/]
 
@@ -106,7 +106,8 @@ def doctor(
     from headrace.ops.doctor import examine
 
     if recipe is None and (sets or data):
-        raise UsageError(f"{'--set' if sets else '--data'} needs a recipe")
+        option = "--set" if sets else "--data"
+        raise UsageError(f"{option} can be used only with a recipe, as in `headrace doctor my-run.toml {option} …`")
     if recipe is not None and run is not None:
         raise UsageError("give either a recipe, as in `headrace doctor my-run.toml`, or a cluster by --run")
     lacking = 0
@@ -158,10 +159,10 @@ def clean(
     log_quietly()
     for folder in folders_to_clean(data, everything=everything, optional=cache):
         freed, kept = clean_folder(folder)
-        typer.echo(f"removed {_describe_removed(folder.root, kept)} ({freed / 1e6:.0f} MB)")
+        typer.echo(f"removed {freed / 1e6:.0f} MB: {_describe_removed(folder.root, kept)}")
     if cache:
         typer.echo(f"removed {_describe_removed(*clean_cache())}")
 
 
 def _describe_removed(folder: Path, kept: list[str]) -> str:
-    return f"what runs made in {folder}, and kept what runs did not make: {', '.join(kept)}" if kept else str(folder)
+    return f"what runs made in {folder}; other files there are kept: {', '.join(kept)}" if kept else str(folder)

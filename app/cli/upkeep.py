@@ -73,7 +73,8 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
         int,
         typer.Option(
             min=1,
-            help="How many of the newest versions keep their weights; at least 64, as workers may still load them.",
+            help="How many of the newest versions keep their weights. Less than 64 counts as 64: workers may still "
+            "load them.",
         ),
     ] = 64,
     keep_checkpoints: Annotated[

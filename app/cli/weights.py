@@ -53,7 +53,7 @@ def encode(
     typer.echo(
         f"{out}: {header.changed_items:,} of {header.items:,} values changed ({header.density:.2%}), "
         f"{done.delta_bytes:,} bytes for {done.full_bytes:,} (1/{done.full_bytes / done.delta_bytes:.0f}), "
-        f"{per_value:.2f} a changed value"
+        f"{per_value:.2f} bytes per changed value"
     )
 
 

@@ -119,8 +119,8 @@ def refuse_held(address: RunAddress, others: list[Holder]) -> None:
         who = "; ".join(f"on {one.host}, in {one.folder}, since {format_utc(one.since_ms)}" for one in others)
         raise RunOfAnother(
             f"another `headrace up` runs run {address.run} on {address.connection.bootstrap}: {who}. Begin a new run "
-            f"with --set name=ANOTHER-NAME, look at this run with `headrace status --run {address}`, or stop it first; "
-            "if it was killed, give the same command again after a minute"
+            f"with --set name=ANOTHER-NAME, look at this run with `headrace status --run {address}`, or stop the other "
+            "`headrace up`. If it was killed, wait a minute and give the same command again"
         )
 
 
@@ -148,13 +148,13 @@ def refuse_run_of_another(
     began = format_utc(read_known_revisions(run.address)[0].created_ms)
     who = "; ".join(f"{one.worker} is process {one.pid} on {one.host or 'an unknown host'}" for one in taken or alive)
     why = (
-        f"it is running now: {who}"
+        f"It is running now: {who}"
         if who
-        else "it is not running, and its objects are not in the embedded store of this data folder"
+        else "It is not running, and its objects are not in the embedded store of this data folder"
     )
     raise RunOfAnother(
         f"run {run.address.run} already exists on {run.address.connection.bootstrap}, begun {began} from another data "
-        f"folder; {why}. Begin a new run with --set name=ANOTHER-NAME, resume this run from its own folder, "
+        f"folder. {why}. Begin a new run with --set name=ANOTHER-NAME, resume this run from its own folder, "
         f"or look at it with `headrace status --run {run.address}`"
     )
 
@@ -172,8 +172,9 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
     ]
     if unnamed:
         raise UsageError(
-            f"the recipe lacks {' and '.join(unnamed)}, and `headrace begin` starts no servers. `headrace servers` "
-            "starts a Kafka and an object store, and prints the lines for a recipe; or let `headrace up` start all"
+            f"`headrace begin` starts no servers, so the recipe must set {' and '.join(unnamed)}. `headrace servers` "
+            "starts a Kafka and an object store, and prints these keys for the recipe. Or use `headrace up`, which "
+            "starts everything"
         )
     environments = check_names(recipe)
     servers.start()

@@ -181,7 +181,7 @@ def _build_facts_table(summary: Summary) -> Table:
             "were dropped as zero_variance, most of them because every answer was correct",
         )
         if not groups.trained:
-            table.add_row("", "nothing was trained: check the scorer, by `headrace try` with a wrong --answer")
+            table.add_row("", "nothing was trained: check that `headrace try` with a wrong --answer gives a low reward")
     if summary.ended == EARLY_STOP:
         table.add_row("ended", "early: the held-out reward did not rise any more (evaluate.stop_after)")
     _add_rewards(table, summary.policies)
@@ -243,7 +243,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             whose = f"{policy}: " if len(policies) > 1 else ""
             table.add_row("best held-out", f"{whose}{block.best.reward:.2f}, version {block.best.version}")
         if block.eval_failures:
-            table.add_row("held-out failed", f"{policy}: {block.eval_failures:,} episodes, which no reward includes")
+            table.add_row("held-out failed", f"{policy}: {block.eval_failures:,} episodes, not counted in any reward")
 
 
 def _describe_change(first: float | None, last: float | None) -> str:

@@ -32,7 +32,9 @@ def gc_page(done: Collected) -> RenderableType:
     parts: list[RenderableType] = [title, table]
     parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
-        parts.append(Text(f"{done.spared} of them were written again meanwhile, and were kept.", style="yellow"))
+        parts.append(
+            Text(f"{done.spared} of these objects were written again meanwhile, and were kept.", style="yellow")
+        )
     if not done.collected:
         parts.append(Text("There is nothing to delete.", style="green"))
     return Group(*parts)

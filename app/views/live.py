@@ -264,7 +264,9 @@ class LivePage:
             self._live = None
             log.exception("page.not_drawn")
             self._say(
-                f"the page cannot be drawn ({type(error).__name__}: {error}): lines are printed instead", "yellow"
+                f"a defect of Headrace: the page cannot be drawn ({type(error).__name__}: {error}). The run continues, "
+                "and lines are printed instead of the page",
+                "yellow",
             )
 
 
@@ -303,7 +305,11 @@ class PageErrors:
             if not self.has_reported:
                 log.exception("page.not_computed")
                 why = f"{type(odd).__name__}: {odd}"
-                self._say(f"the page cannot be updated ({why}): the run continues without it", "yellow")
+                self._say(
+                    f"a defect of Headrace: the page cannot be updated ({why}). The run continues, but from now on the "
+                    "page may be incomplete",
+                    "yellow",
+                )
             self.has_reported = True
 
 
@@ -327,7 +333,7 @@ class StandstillNews:
         if not self.cause or (self.cause in GOOD_NEWS and now_s - self._well_since_s < WELL_S):
             return ""
         ended, self.cause = self.cause, ""
-        return GOOD_NEWS.get(ended, "versions come again")
+        return GOOD_NEWS.get(ended, "new versions are made again")
 
 
 class LagMeter:

@@ -18,6 +18,14 @@ from headrace.ops.offline.offline_curator import Curated
 from headrace.ops.offline.offline_run import OfflineSummary
 from headrace.ops.offline.replayer import Replayed
 
+LEFT_OUT = {
+    "undecodable": "records that cannot be decoded",
+    "missing_object": "groups whose object is not in the archive, or is damaged",
+    "other_run": "groups of another run",
+    "malformed": "sequences whose spans or versions do not cover all their tokens, or with a negative token id",
+}
+"""Reason why `headrace export` left something out, to what that was."""
+
 
 def archive_page(done: Archived) -> RenderableType:
     """Return what `headrace archive` shows."""
@@ -42,7 +50,7 @@ def archive_page(done: Archived) -> RenderableType:
 
 
 def _describe_deleted(topic: str, offsets: int) -> str:
-    why = ", as finished tasks are" if topic.startswith(("tasks.", "eval-tasks.")) else ""
+    why = " (finished tasks are deleted)" if topic.startswith(("tasks.", "eval-tasks.")) else ""
     return f"{topic}: the records at {offsets:,} offsets had been deleted before it was archived{why}."
 
 
@@ -80,7 +88,10 @@ def export_page(done: Exported) -> RenderableType:
     parts: list[RenderableType] = [title, table]
     if not done.texts:
         parts.append(Text("No texts: the archive holds no tokenizer. `headrace archive --with-weights` adds it."))
-    parts += [Text(f"{count:,} left out: {why}", style="yellow") for why, count in done.skipped.items()]
+    parts += [
+        Text(f"Left out as {why}: {count:,} {LEFT_OUT.get(why, 'records')}.", style="yellow")
+        for why, count in done.skipped.items()
+    ]
     return Group(*parts)
 
 
@@ -149,8 +160,8 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
     if differ:
         said.append(
             Text(
-                f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}: other "
-                "settings or another start.",
+                f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}. The "
+                "settings or the weights at the start were different.",
                 style="yellow",
             )
         )
@@ -164,8 +175,8 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
     if others:
         said.append(
             Text(
-                f"{len(others)} versions are not comparable here, the first is {others[0]}: the run made it with other "
-                "hardware, software or threads (see the fingerprints).",
+                f"{len(others)} versions are not comparable here, the first is {others[0]}: the run made version "
+                f"{others[0]} with other hardware, other software or another number of threads.",
                 style="yellow",
             )
         )
@@ -275,7 +286,7 @@ def _show_experiment(retrained: Experiment) -> list[RenderableType]:
     """Return the result of other settings beside that of the run's own."""
     run, into, versions = retrained.run, retrained.into, retrained.versions
     changed = sum(not one.equal for one in versions)
-    made = f"Run {into} holds versions {versions[0].version} to {versions[-1].version}, made of the batches of "
+    made = f"Run {into} holds versions {versions[0].version} to {versions[-1].version}, made from the batches of "
     parts: list[RenderableType] = [Text(f"{made}{run}; {changed} have other weights.", style="green")]
     parts += [Text(f"  {line}") for line in retrained.settings]
     table = Table("", f"{run}, mean", "at the last", f"{into}, mean", "at the last", box=None, header_style="dim")

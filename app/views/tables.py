@@ -205,8 +205,10 @@ def _describe_reading(audit: AuditReport) -> str:
     if deep := audit.deep:
         text += f"; {deep.records:,} groups decoded at {deep.records_per_s:,}/s"
     if unreadable := audit.unreadable_letters:
-        letters = "dead letter concludes" if unreadable == 1 else "dead letters conclude"
-        text += f"; {unreadable:,} unreadable {letters} nothing"
+        letters = "dead letter cannot be read, so it concludes"
+        if unreadable > 1:
+            letters = "dead letters cannot be read, so they conclude"
+        text += f"; {unreadable:,} {letters} no task"
     if audit.source:
         text += f"; an offline experiment: its groups are audited under run {audit.source}"
     return text

@@ -112,7 +112,10 @@ def _describe_join(found: WeightsHistory) -> str:
     """Return what a worker without weights fetches to get to the newest version, in words."""
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:
-        return "the newest version cannot be built from the objects"
+        return (
+            "not possible now, because the published objects do not lead to the newest version; the next anchor (whole "
+            "weights) repairs this"
+        )
     compared = f", {way.bytes / full:.2f} x whole" if full else ""
     return f"{format_bytes(way.bytes)} in {way.objects} object{'s' * (way.objects > 1)}{compared}"
 

@@ -144,8 +144,8 @@ class Chain:
         ours, theirs = [name for name, _ in self._algorithms], [name for name, _ in states]
         if ours != theirs:
             raise ChainError(
-                f"the snapshot holds the state of the algorithms {theirs}, but this chain has {ours}: load the chain "
-                "of the snapshot's recipe revision"
+                f"the snapshot holds the state of the algorithms {', '.join(theirs)}, but this chain has "
+                f"{', '.join(ours)}: load the chain of the snapshot's recipe revision"
             )
         for (_, algorithm), (_, own) in zip(self._algorithms, states, strict=True):
             algorithm.restore(own)
@@ -175,14 +175,14 @@ def _check_own_results(
     try:
         return check_verdict(verdict, before), [check_replay(one) for one in replays]
     except WrongResult as wrong:
-        raise AlgorithmFailed(f"algorithm {name} returned what cannot be used: {wrong}") from wrong
+        raise AlgorithmFailed(f"algorithm {name} returned a result that cannot be used: {wrong}") from wrong
 
 
 def _check_own_state(name: str, algorithm: Algorithm, state: Any) -> None:
     try:
         check_state(algorithm, state)
     except WrongResult as wrong:
-        raise ChainError(f"algorithm {name} could not go on after a restart: {wrong}") from wrong
+        raise ChainError(f"algorithm {name} could not continue after a restart: {wrong}") from wrong
 
 
 def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:

@@ -38,4 +38,5 @@ class DropZeroVariance(Stateless):
         rewards = sequence_rewards(candidate, unshaped)
         if rewards and max(rewards) - min(rewards) > self._epsilon:
             return [Keep(candidate)]
-        return [Drop("zero_variance", f"all {len(rewards)} rewards are {rewards[0] if rewards else 'missing'}")]
+        detail = f"all {len(rewards)} rewards are {rewards[0]}" if rewards else "no reward counts"
+        return [Drop("zero_variance", detail)]

@@ -43,4 +43,6 @@ class Gibberish(Flagging):
             )
             for ids, logprobs in zip(*stretches, strict=True):
                 count += int(np.count_nonzero((ids > self._rare_id) & (logprobs < self._unlikely)))
-        return f"{count} tokens above id {self._rare_id} of log-probability below {self._unlikely:.4g}" if count else ""
+        if not count:
+            return ""
+        return f"{count} tokens have an id above {self._rare_id} and a log-probability below {self._unlikely:.4g}"

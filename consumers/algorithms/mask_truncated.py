@@ -25,7 +25,7 @@ class MaskTruncated(Stateless):
         """Reject trajectories that were cut off; drop the group if nothing is left."""
         members = candidate.group.trajectories
         ends = [(index, self._find_cut(members[index])) for index in candidate.kept]
-        rejections = [Rejection(index, "truncated", f"it ended by {cut}") for index, cut in ends if cut]
+        rejections = [Rejection(index, "truncated", f"its finish reason is {cut}") for index, cut in ends if cut]
         if not rejections:
             return [Keep(candidate)]
         return [keep_or_drop(candidate.without(rejections, counted=self._counted), "truncated")]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Algorithm, Candidate, Drop, Keep, Rejection, Replay
 from headrace.schemas.records import GroupUse, TrajectoryGroup
+
+T = TypeVar("T")
 
 LARGEST_IN_RECORD = (1 << 63) - 1
 LONGEST_REASON = 1 << 16
@@ -46,21 +48,19 @@ def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
 
 
 def check_replay(replay: Replay) -> Replay:
-    """Return a replay with valid types. Raises WrongResult."""
+    """Return a replay with valid types. Raises WrongResult, which names the wrong field."""
     use = replay.use
-    try:
-        [weight] = array("d", [replay.weight])
-        return Replay(
-            GroupUse(_read_text(use.stream), _read_int(use.number), _read_int(use.use)),
-            _read_int(replay.deadline_version, LARGEST_IN_RECORD),
-            _read_int(replay.min_version),
-            _read_int(replay.max_version),
-            weight,
-        )
-    except (AttributeError, TypeError, ValueError):
-        raise WrongResult(
-            f"a Replay must have a GroupUse, whole numbers that a record can hold and a weight; got {replay!r:.160}"
-        ) from None
+    return Replay(
+        GroupUse(
+            _read_field("use.stream", use, _read_text, "a text"),
+            _read_field("use.number", use, _read_int),
+            _read_field("use.use", use, _read_int),
+        ),
+        _read_field("deadline_version", replay, lambda number: _read_int(number, LARGEST_IN_RECORD)),
+        _read_field("min_version", replay, _read_int),
+        _read_field("max_version", replay, _read_int),
+        _read_field("weight", replay, _read_number, "a number"),
+    )
 
 
 def check_state(algorithm: Algorithm, state: Any) -> None:
@@ -86,9 +86,18 @@ def check_state(algorithm: Algorithm, state: Any) -> None:
         is_same = False
     if not is_same:
         raise WrongResult(
-            f"its snapshot has keys that are no texts, such as {other!r:.80}, and its restore does not turn the texts, "
-            "which JSON makes of them, back"
+            f"its snapshot has keys that are not strings, such as {other!r:.80}. JSON turns these into strings, and "
+            "its restore does not turn them back"
         )
+
+
+def _read_field(path: str, owner: Any, read: Callable[[Any], T], wanted: str = "a whole number of at most 2^62") -> T:
+    """Return the last field of a path, as in a Replay, with a valid type. Raises WrongResult."""
+    value = getattr(owner, path.rpartition(".")[2], None)
+    try:
+        return read(value)
+    except (AttributeError, TypeError, ValueError):
+        raise WrongResult(f"{path} of a Replay must be {wanted}; got {value!r:.80}") from None
 
 
 def _iterate_keys(state: Any) -> Iterator[Any]:
@@ -147,8 +156,8 @@ def _read_rewards(rewards: Any, count: int, failures: int) -> tuple[float, ...]:
             raise WrongResult(f"rewards must be numbers; got {rewards!r:.80}") from None
     if len(found) - count not in {0, failures}:
         raise WrongResult(
-            f"rewards must have one number for each of the {count} trajectories, kept or not, then one for each of the "
-            f"{failures} failed episodes or none; got {len(found)}"
+            f"rewards must have one number for each of the {count} trajectories, kept or not. It may also have one for "
+            f"each of the {failures} failed episodes, after these; got {len(found)}"
         )
     return found
 
@@ -163,8 +172,8 @@ def _read_rejected(rejected: Any, count: int) -> tuple[Rejection, ...]:
     except Exception:  # noqa: BLE001, S110 - whatever another type raises
         pass
     raise WrongResult(
-        "rejected must hold a Rejection, with the position of a trajectory and a reason of at most "
-        f"{LONGEST_REASON} characters, for each trajectory that left; got {rejected!r:.80}"
+        "rejected must hold only Rejections, each with the position of a trajectory and a reason of at most "
+        f"{LONGEST_REASON} characters; got {rejected!r:.80}"
     )
 
 
@@ -178,6 +187,12 @@ def _read_version(name: str, version: Any) -> int:
         return _read_int(version)
     except (TypeError, ValueError):
         raise WrongResult(f"{name} must be a whole number of at most 2^62; got {version!r:.80}") from None
+
+
+def _read_number(number: Any) -> float:
+    """Return any number as a float; raise TypeError for anything else."""
+    [read] = array("d", [number])  # it rejects texts, while float() accepts them
+    return read
 
 
 def _read_text(text: Any) -> str:

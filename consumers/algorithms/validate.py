@@ -85,13 +85,13 @@ def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int =
 def _find_span_fault(sequence: Sequence) -> GroupFault | None:
     length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
     if min(lengths, default=0) < 0 or sum(lengths) != length:
-        return "spans", f"spans of {lengths} do not add up to {length} ids"
+        return "spans", f"its spans have {lengths} tokens, which do not add up to its {length} token ids"
     unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
     if unknown:
         return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}"
     turns = [span.turn for span in sequence.spans if span.length]
     if turns != sorted(turns):
-        return "prefix", f"its turns {turns} go back: what one saw is not the beginning of what the next one saw"
+        return "prefix", f"the turns of its spans are {turns}, but a turn must not be lower than one before it"
     first = next((span.kind for span in sequence.spans if span.length), "")
     if first == "generated":
         return "no_prompt", "the first token is marked as generated: nothing predicts it"
@@ -101,10 +101,14 @@ def _find_span_fault(sequence: Sequence) -> GroupFault | None:
 def _find_length_fault(sequence: Sequence) -> GroupFault | None:
     length = sequence.ids.size
     if sequence.logprobs.size != length:
-        return "lengths", f"{length} ids, {sequence.logprobs.size} log-probabilities"
+        return "lengths", f"it has {length} token ids, but {sequence.logprobs.size} log-probabilities"
     counts = sequence.version_runs[1::2].tolist()
     if sequence.version_runs.size % 2 or min(counts, default=1) <= 0 or sum(counts) != length:
-        return "versions", f"version runs cover {sum(counts)} of {length} tokens"
+        runs = sequence.version_runs[:16].tolist()
+        return (
+            "versions",
+            f"its version runs must be pairs of version and tokens, {length} tokens in all; they are {runs}",
+        )
     given = (sequence.reward, sequence.baseline, *(span.reward for span in sequence.spans))
     if not all(value is None or math.isfinite(value) for value in given):
         return "reward", "a reward or baseline of the sequence or its spans is not finite"
@@ -116,7 +120,8 @@ def _find_token_fault(sequence: Sequence, vocabulary: int) -> GroupFault | None:
     if not ids.size:
         return None
     if ids.min() < 0 or (vocabulary and ids.max() >= vocabulary):
-        return "token_id", f"token ids from {ids.min()} to {ids.max()}, vocabulary {vocabulary or 'unknown'}"
+        allowed = f"from 0 to {vocabulary - 1}" if vocabulary else "0 or more"
+        return "token_id", f"its token ids are from {ids.min()} to {ids.max()}, but must be {allowed}"
     lowest, highest = float(logprobs.min()), float(logprobs.max())
     if not (math.isfinite(lowest) and math.isfinite(highest)):  # both are NaN if any value is
         return "logprob", f"{np.count_nonzero(~np.isfinite(logprobs))} log-probabilities are not finite"
@@ -131,9 +136,9 @@ def _find_version_fault(sequence: Sequence, head_version: int) -> GroupFault | N
             if min(versions) < 0:
                 return "versions", f"a token generated after position {start} has no weight version"
             if max(versions) > head_version:
-                return "ahead", f"a token of version {max(versions)}, but the worker knew {head_version} at most"
+                return "ahead", f"a token is of version {max(versions)}, but the worker's newest was {head_version}"
         elif max(versions) >= 0 or np.count_nonzero(sequence.logprobs[start : start + span.length]):
-            return "mask", f"a token of the {span.kind} at position {start} has a weight version or a log-probability"
+            return "mask", f"the {span.kind} at position {start} must have no weight version and no log-probability"
     return None
 
 

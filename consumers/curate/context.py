@@ -53,14 +53,14 @@ def find_recipe(recipes: Mapping[int, Recipe], revision: int, policy_variant: st
     """
     if revision not in recipes:
         raise UnknownRevision(
-            f"recipe revision {revision} is not known; the newest known one is {max(recipes, default='none')}"
+            f"the run has no recipe revision {revision}; its newest is {max(recipes, default='none')}"
         )
     since = (recipes[known] for known in sorted(recipes) if known >= revision)
     found = next((recipe for recipe in since if policy_variant in recipe.policy_variants), None)
     if found is None:
         what = "shadow" if variant_of(policy_variant) else "policy"
         raise UsageError(
-            f"recipe revision {revision} has no {what} {policy_variant} any more, so this curator is over: stop its "
-            f"trainer too, or bring the {what} back by a recipe that has it and --new-recipe"
+            f"recipe revision {revision} and later ones have no {what} {policy_variant}, so this curator ends. Stop "
+            f"its trainer too; or put the {what} back into the recipe, and start the run again with --new-recipe"
         )
     return found

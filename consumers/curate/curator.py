@@ -22,7 +22,7 @@ from headrace.consumers.algorithms.chain import AlgorithmFailed, ChainError
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result
 from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curated_records import build_stamp
-from headrace.consumers.curate.dedupe import Dedupe
+from headrace.consumers.curate.dedupe import MOST_DEAD_KEPT, Dedupe
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
@@ -175,7 +175,8 @@ class CuratorPartition:
             if is_back and self._dedupe.has_forgotten_dead(stream):
                 # Sending the message back opened its number; this dead letter concludes it again.
                 detail = (
-                    "its stream has more dead letters than the curator remembers, so the group may be curated already"
+                    f"stream {stream!r} has more dead letters than the {MOST_DEAD_KEPT:,} that the curator remembers, "
+                    "so this group, which was sent back, may be curated already"
                 )
                 return self._build_dead_letter(message, MessageRefused("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
@@ -217,18 +218,25 @@ class CuratorPartition:
         stamp = stamp_own(message, self._context.run_id)
         if stamp.policy != self._context.policy:
             raise MessageRefused(
-                "misrouted", f"a group of policy {stamp.policy!r} is on the topic of {self._context.policy}"
+                "misrouted",
+                f"a group of policy {stamp.policy!r} is on the topic of the trajectories of {self._context.policy!r}",
             )
         if not self._dedupe.is_own(stamp.number):
-            raise MessageRefused("misrouted", f"number {stamp.number} does not belong on partition {self._partition}")
+            raise MessageRefused(
+                "misrouted",
+                f"the group has number {stamp.number} and is on partition {self._partition}, but its partition must be "
+                f"its number modulo {self._partitions}, and its number 0 or more",
+            )
         is_issued = self._context.is_issued
         if is_issued is not None and not is_issued(message, stamp):
-            raise MessageRefused(NOT_ISSUED, f"number {stamp.number} of stream {stamp.stream!r} was never issued")
+            raise MessageRefused(
+                NOT_ISSUED, f"the feeder never issued a task with number {stamp.number} of stream {stamp.stream!r}"
+            )
         if not self._dedupe.has_room(stamp.stream, stamp.number):
             raise MessageRefused(
                 "misrouted",
-                f"number {stamp.number} of stream {stamp.stream!r} is refused: partition {self._partition} already has "
-                "too many gaps between numbers, or too many streams",
+                f"number {stamp.number} of stream {stamp.stream!r} is refused, because partition {self._partition} "
+                "already has groups of too many streams, or too many gaps between their numbers",
             )
         return stamp
 
@@ -241,18 +249,19 @@ class CuratorPartition:
                 "trajectories into the object store, and a claim check into the record",
             )
         group = fetch_trajectories(decode_record(value, TrajectoryGroup), self._context.fetch)
-        ours = (self._context.run_id, stamp.stream, stamp.number, self._context.policy, stamp.revision)
-        if (group.run_id, group.stream, group.number, group.policy, group.revision) != ours:
-            raise MessageRefused(
-                "undecodable", "the headers and the value of the record name different groups or recipe revisions"
-            )
-        names = max(len(group.task_id), len(group.tier), len(group.reason))
-        if names > LONGEST_NAME or len(group.trajectories) > MOST_EPISODES:
-            raise MessageRefused(
-                "unusable",
-                f"a group may have at most {MOST_EPISODES} trajectories, and names of {LONGEST_NAME} characters; got "
-                f"{len(group.trajectories)} trajectories and a name of {names} characters",
-            )
+        for name in ("run_id", "stream", "number", "policy", "revision"):
+            if (found := getattr(group, name)) != (named := getattr(stamp, name)):
+                raise MessageRefused(
+                    "undecodable",
+                    f"the {name} in the record's value is {found!r:.80}, but in its headers {named!r:.80}",
+                )
+        for name in ("task_id", "tier", "reason"):
+            if (length := len(getattr(group, name))) > LONGEST_NAME:
+                raise MessageRefused(
+                    "unusable", f"the {name} of a group may have at most {LONGEST_NAME} characters; got {length}"
+                )
+        if (count := len(group.trajectories)) > MOST_EPISODES:
+            raise MessageRefused("unusable", f"a group may have at most {MOST_EPISODES} trajectories; got {count}")
         self._refuse_time_travel(message, group)
         try:
             self._chains.of(group.revision)
@@ -274,7 +283,9 @@ class CuratorPartition:
                     f"head_version {version} is more than {LARGEST_LEAP} versions ahead of clock {self._clock}",
                 )
         elif version > self._clock and not is_published(message, group):
-            raise MessageRefused(TIME_TRAVEL, f"head_version is {version}, but no such version is published")
+            raise MessageRefused(
+                TIME_TRAVEL, f"the head_version of the group is {version}, but no such version is published"
+            )
 
     def _build_messages(self, results: Sequence[Result], group: TrajectoryGroup, value: bytes) -> list[Outgoing]:
         """Return the records of the chain's results for a group with the bytes `value`. Raises ChainError."""

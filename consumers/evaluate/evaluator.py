@@ -105,11 +105,11 @@ class Evaluator:
                 f"n_asked must be 0 to {MOST_EPISODES}, and so must the number of trajectories; got n_asked = "
                 f"{group.n_asked} and {len(group.trajectories)} trajectories",
             )
-        names = max(map(len, (group.stream, group.task_id, group.tier, group.reason)))
-        if names > LONGEST_NAME:
-            raise MessageRefused(
-                "unusable", f"names in a group may have at most {LONGEST_NAME} characters; got one of {names}"
-            )
+        for name in ("stream", "task_id", "tier", "reason"):
+            if (length := len(getattr(group, name))) > LONGEST_NAME:
+                raise MessageRefused(
+                    "unusable", f"the {name} of a group may have at most {LONGEST_NAME} characters; got {length}"
+                )
         return group
 
     def _build_messages(self, result: EvalResult | None) -> list[Outgoing]:

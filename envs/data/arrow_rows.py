@@ -132,13 +132,14 @@ def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
             folder /= split
         files = [folder / one["filename"] for one in json.loads((folder / SAVED).read_text())["_data_files"]]
         if not files:
-            raise TaskFileError(f"{folder}: its {SAVED} lists no data file")
+            raise TaskFileError(f"{folder}: its {SAVED} lists no data file: write the folder again by save_to_disk")
         table = pa.concat_tables([pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files])
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, TaskFileError):
             raise
         raise TaskFileError(
-            f"{folder} cannot be read as a folder written by save_to_disk of `datasets`: {_read_first_line(error)}"
+            f"{folder} cannot be read as a folder written by save_to_disk of `datasets`: {type(error).__name__}: "
+            f"{_read_first_line(error)}. Write it again by save_to_disk"
         ) from error
     return ArrowRows(str(folder), table, columns, lambda: _hash_files(files))
 
@@ -156,8 +157,8 @@ def open_hub(repository: str, config: str, split: str, revision: str, columns: S
     except Exception as error:
         raise TaskFileError(
             f"cannot load {name}, split {split!r}: {type(error).__name__}: {_read_first_line(error)}. Without a "
-            "network it must be in the cache of `datasets` (HF_HOME) on this machine; or save it elsewhere with "
-            "save_to_disk and give that folder as `path`"
+            "network, the data set must be in the cache of `datasets` (HF_HOME) on this machine; or save it with "
+            "save_to_disk on another machine, copy the folder here, and give it as `path`"
         ) from error
     if found._indices is not None:  # noqa: SLF001 - a selection is not a table
         found = found.flatten_indices()

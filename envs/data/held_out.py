@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.envs.data.sources import Source
+from headrace.envs.data.sources import HUB, Source
 from headrace.envs.data.split_rows import Numbers
 
 KEYS = frozenset({"path", "split", "config", "revision"})
@@ -59,5 +59,7 @@ def _parse_source(key: str, given: Any, source: Source) -> Source:
             raise ValueError(f"{key}.{name} must be a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
     found = Source(**settings)
     if found == source:
-        raise ValueError(f"{key} names the training data itself: give another path or split, or a share")
+        others = "split, config or revision" if source.path.startswith(HUB) else "split, if the data has several"
+        share = "; or give the share of the problems to hold out, as in held_out = 0.1" if key == "held_out" else ""
+        raise ValueError(f"{key} names the training data itself: give another path, or another {others}{share}")
     return found

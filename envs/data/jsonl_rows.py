@@ -144,5 +144,5 @@ def _parse_line(line: bytes, where: str) -> Row:
         raise TaskFileError(f"{where}: the JSON cannot be read: it is nested too deeply") from error
     if not isinstance(found, dict):
         kind = "a number" if isinstance(found, Written) else type(found).__name__
-        raise TaskFileError(f"{where}: expected an object with `problem` and `answer`, got {kind}; {JSONL_REMEDY}")
+        raise TaskFileError(f"{where}: expected a JSON object, got {kind}; {JSONL_REMEDY}")
     return found

@@ -100,7 +100,7 @@ class Judge:
             raise ValueError("prompt must contain {completion}, the placeholder for the text to judge")
         if key and not read_environment(key):
             raise ValueError(
-                "`key` must name an environment variable that holds the API key; that variable is not set or empty"
+                "`key` must name an environment variable that holds the API key; that variable is not set, or empty"
             )
         if most <= 0 or limit_s <= 0 or rate < 0 or budget < 0:
             raise ValueError(
@@ -221,7 +221,10 @@ class _Allowance:
         """Wait for a request's turn. Raises JudgeAway if the turn comes after `end`, JudgeError beyond the budget."""
         with self._lock:
             if self._budget and self._taken >= self._budget:
-                raise JudgeError(f"this worker has used up the judge's `budget` of {self._budget} requests: raise it")
+                raise JudgeError(
+                    f"this worker has used up the `budget` of {self._budget} requests to the judge: raise `budget` of "
+                    "the scorer"
+                )
             now = time.monotonic()
             turn = max(now, self._next)
             if turn >= end:

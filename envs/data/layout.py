@@ -143,7 +143,7 @@ class Layout:
         value = _read_value(row, name, unit)
         try:
             if isinstance(value, str) and f"{{{name}}}" in self.template:
-                refuse_lone_surrogates("it", value)
+                refuse_lone_surrogates("the text", value)
             return make_plain(value)
         except ValueError as error:
             raise RowFault(
@@ -154,7 +154,10 @@ class Layout:
         name = _read_label(row, self.columns.scorer, unit)
         if name and name not in self.scorers:
             known = ", ".join(sorted(filter(None, self.scorers)))
-            raise RowFault(f"there is no scorer {name!r:.60}; the recipe's `scorers` are {known}")
+            raise RowFault(
+                f"there is no scorer {name!r:.60}; a {unit} may name {known}: correct the {unit}, or add the scorer to "
+                "`scorers` in the recipe"
+            )
         return name
 
     def _read_answer(self, row: Row, scorer: Scorer, unit: str) -> str:
@@ -167,7 +170,10 @@ class Layout:
         if scorer.is_boxed:
             answer = _strip_box(answer)
         if scorer.needs_answer and not answer.strip():
-            raise RowFault(f"the answer in `{self.columns.answer}` is empty, so an empty completion would be right")
+            raise RowFault(
+                f"the answer in `{self.columns.answer}` is empty, so an empty completion would be right: give the "
+                f"{unit} an answer, or leave the {unit} out"
+            )
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")
         return answer
@@ -191,7 +197,10 @@ def _read_value(row: Row, column: str, unit: str) -> Any:
     """Return the value, perhaps null, of a column that each row must have."""
     value = find_value(row, column)
     if value is None and column not in row and column.partition(".")[0] not in row:
-        raise RowFault(f"no column {column!r}; the {unit} has {_list_names(row)}")
+        raise RowFault(
+            f"no column {column!r}; the {unit} has {_list_names(row)}: correct the {unit}, or `columns` or `keep` in "
+            "the recipe"
+        )
     return value
 
 
@@ -227,7 +236,9 @@ def _strip_box(answer: str) -> str:
     """
     bare = find_last_boxed(answer) if "\\boxed" in answer else answer
     if bare is None or find_last_boxed(f"{BOXED}{bare}}}") != bare:
-        raise RowFault(f"the answer {answer!r:.60} has unbalanced braces, so that \\boxed cannot hold it")
+        raise RowFault(
+            f"the answer {answer!r:.60} has unbalanced braces, so \\boxed cannot hold it: correct its braces"
+        )
     if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
         raise RowFault(
             f"the answer is a number of {len(bare)} characters; only numbers of up to {LONGEST_NUMBER} can be compared"

@@ -67,7 +67,7 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
     check_kinds(f"scorer {name}", build, settings)
     try:
         built: Scorer | Judge = build(**settings)
-    except (ValueError, re.error) as error:
+    except ValueError as error:
         raise ValueError(f"scorer {name}: {error}") from error
     return built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False)
 
@@ -94,7 +94,7 @@ def _build_numeric(tolerance: float = 0.0) -> Scorer:
         return left is not None and right is not None and abs(left - right) <= tolerance * abs(right)
 
     def find_fault(answer: str) -> str:
-        return "" if parse_number(answer) is not None else "is not a number"
+        return "" if parse_number(answer) is not None else "is not a number, as the scorer numeric needs"
 
     return Scorer(partial(_compare_boxed, is_near), BOX_INSTRUCTION, is_boxed=True, find_fault=find_fault)
 
@@ -118,7 +118,10 @@ def _build_regex(pattern: str = "") -> Scorer:
     The last match counts, or its first group if it has one. Expressions may take for ever on a policy's text and cannot
     be interrupted, so they run in separate processes with a time limit.
     """
-    re.compile(pattern)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"`pattern` is not a valid regular expression: {error}") from error
     command = (sys.executable, "-m", "headrace.envs.data.regex_child", pattern)
     judge = JudgeProcesses(command, EXPRESSION_LIMIT_S, first_limit_s=EXPRESSION_LIMIT_S)
 
@@ -126,7 +129,7 @@ def _build_regex(pattern: str = "") -> Scorer:
         try:
             re.compile(answer)
         except re.error as error:
-            return f"is not a valid regular expression ({error})"
+            return f"is not a valid regular expression, as the scorer regex needs ({error})"
         return ""
 
     return Scorer(

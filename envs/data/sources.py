@@ -78,14 +78,15 @@ def _find_path(given: str) -> Path:
     """Return a file or folder of this machine. Raises TaskFileError for an invalid path."""
     if _ELSEWHERE.match(given):
         raise TaskFileError(
-            f"{given} is not a path on this machine: download it and give the local path, or write {HUB}owner/name"
+            f"{given} is not a path on this machine: download it and give the local path; or, for a data set of the "
+            f"hub, write {HUB}owner/name"
         )
     if not given or "\0" in given:
         raise TaskFileError(f"path must name a file or a folder, got {given!r}")
     try:
         path = Path(given).expanduser()
     except RuntimeError as error:
-        raise TaskFileError(f"{given}: {error}; give the path without ~") from error
+        raise TaskFileError(f"{given}: the home folder for ~ is unknown; give the path without ~") from error
     if not path.exists() and _HUB_NAME.fullmatch(given):
         raise TaskFileError(
             f"there is no file or folder {given}; if you mean the data set of that name on the hub, write {HUB}{given}"

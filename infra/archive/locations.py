@@ -45,6 +45,8 @@ MOST_MANIFESTS = 3
 OWN_FILES = re.compile(rf"{TOPICS}/[^/]+/\d+/(?:{FILE_NAME.pattern})|{OBJECTS}/.+|{MANIFEST_NAME.pattern}")
 IN_A_STORE = ("s3://", "http://", "https://")
 OWN_STORE = "store:"
+FORMS = {"store": "store:archives/sums", "s3": "s3://BUCKET/archives/sums"}
+"""Examples, by what comes before the colon; others begin with http:// or https://."""
 
 
 class ArchiveBusy(HeadraceError):
@@ -135,9 +137,10 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
 
 def _parse_below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
     if not bucket or not prefix.strip("/"):
-        raise UsageError(
-            f"{text} must name a bucket and a prefix for this archive alone, as in s3://BUCKET/archives/sums"
-        )
+        scheme = text.partition(":")[0]
+        needs = "a prefix" if text.startswith(OWN_STORE) else "a bucket and a prefix"
+        form = FORMS.get(scheme, f"{scheme}://HOST:PORT/BUCKET/archives/sums")
+        raise UsageError(f"{text} must name {needs} for this archive alone, as in {form}")
     where = (address.endpoint, bucket, address.access_key, address.secret_key, address.secure, address.region)
     return StoreAddress(*where, prefix=f"{prefix.strip('/')}/")
 
@@ -334,8 +337,8 @@ class InStore:
 
     def _busy_error(self) -> ArchiveBusy:
         return ArchiveBusy(
-            f"another process has archived into {self} at the same time: what it added is kept, but what this command "
-            "added since then is not. Wait until the other ends, then give this command again"
+            f"another process has archived into {self} at the same time. Its additions are in the archive, but the "
+            "last ones of this command are not. Wait until the other process ends, then give this command again"
         )
 
     def release(self) -> None:

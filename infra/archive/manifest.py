@@ -17,6 +17,10 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.topic_reader import PartitionId
 
 ARCHIVE_FORMAT = "headrace-archive-1"
+ADVICE = (
+    "the manifest was damaged, or changed by another program. Put it back from a copy, or archive the run into another "
+    "folder"
+)
 
 
 class ArchiveCorrupt(HeadraceError):
@@ -128,7 +132,7 @@ def read_manifest(location: Location) -> Manifest:
         promised = fields.pop("sha256")
         found = Manifest.model_validate(fields)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise ArchiveCorrupt(f"{path} cannot be read: {_advice(error)}") from error
+        raise ArchiveCorrupt(f"{path} cannot be read ({type(error).__name__}): {ADVICE}") from error
     if found.format != ARCHIVE_FORMAT:
         raise UsageError(
             f"{path} has format {found.format!r}, and this build of Headrace reads {ARCHIVE_FORMAT!r}: read it with "
@@ -136,14 +140,8 @@ def read_manifest(location: Location) -> Manifest:
         )
     if promised != _digest(fields):
         raise ArchiveCorrupt(
-            f"the content of {path} has sha256 {_digest(fields)}, but the file says {promised}: {_advice()}"
+            f"the content of {path} has sha256 {_digest(fields)}, but the file says {promised}: {ADVICE}"
         )
     if why := found.check():
-        raise ArchiveCorrupt(f"{path}: {why}: {_advice()}")
+        raise ArchiveCorrupt(f"{path}: {why}: {ADVICE}")
     return found
-
-
-def _advice(error: Exception | None = None) -> str:
-    """Return the remedy for a damaged manifest."""
-    cause = f"{type(error).__name__}, " if error is not None else ""
-    return f"{cause}it was damaged or changed since; put it back from a copy, or archive into another folder"

@@ -90,7 +90,7 @@ class Archive:
                 container = self._open_verified(partition_id, listed, file)
                 for message in container:
                     if message.offset <= behind:
-                        raise wrong(f"has offset {message.offset} after offset {behind}")
+                        raise wrong(f"has a record with offset {message.offset} after one with offset {behind}")
                     count, behind = count + 1, message.offset
                     yield message
         except (OSError, ObjectMissing, ObjectCorrupt) as error:
@@ -109,7 +109,8 @@ class Archive:
         file.seek(0)
         container = Container(file)
         if (container.topic, container.partition) != partition_id:
-            raise wrong(f"says that it is of {container.topic}[{container.partition}]")
+            wanted = f"{partition_id[0]}[{partition_id[1]}]"
+            raise wrong(f"has records of {container.topic}[{container.partition}] instead of {wanted}")
         if container.schema is not None:
             codec.learn({listed.schema_name: json.dumps(container.schema)})
         return container
@@ -157,8 +158,9 @@ class Archive:
     def _find(self, claim: ClaimCheck) -> AbstractContextManager[Path]:
         listed = self.manifest.objects.get(claim.key)
         if listed is None or claim.store != STORE_NAME:
-            why = self.manifest.missing.get(claim.key)
-            raise ObjectMissing(why.why if why else f"the archive {self.root} has no object {claim.key[:200]!r}")
+            lost = self.manifest.missing.get(claim.key)
+            why = f": {lost.why}" if lost else ""
+            raise ObjectMissing(f"the archive {self.root} has no object {claim.key[:200]!r}{why}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
             raise ObjectCorrupt(
                 f"the archive {self.root} has object {claim.key} with sha256 {listed.sha256} and {listed.size_bytes} "
@@ -175,6 +177,7 @@ def _pass_on_of_this_machine(error: Exception) -> None:
 
 def _corruption_error(where: str, listed: ArchivedFile, what: str) -> ArchiveCorrupt:
     return ArchiveCorrupt(
-        f"{where} {what}; the manifest has {listed.records} records, offsets {listed.first_offset} to "
-        f"{listed.last_offset}, sha256 {listed.sha256}: put the file back from a copy, or archive the run anew"
+        f"{where} {what}, but the manifest says {listed.records} records, offsets {listed.first_offset} to "
+        f"{listed.last_offset} and sha256 {listed.sha256}: put the file back from a copy, or archive the run into "
+        "another folder"
     )

@@ -107,8 +107,8 @@ class ArchiveWriter:
             manifest = read_manifest(self.location)
         if (manifest.run, manifest.run_id) != (run, run_id):
             raise UsageError(
-                f"{self.location} is the archive of run {manifest.run} with id {manifest.run_id}, and this is run "
-                f"{run} with id {run_id}: give another folder by --out"
+                f"{self.location} is the archive of run {manifest.run} with id {manifest.run_id}, but this is run "
+                f"{run} with id {run_id}: give another --out"
             )
         files = [file for topic in manifest.topics.values() for series in topic.partitions for file in series.files]
         names = {key: f"{OBJECTS}/{key}" for key in manifest.objects}
@@ -119,7 +119,7 @@ class ArchiveWriter:
             if size != manifest.objects[key].size_bytes:  # the run's store may still have it: `look_again` asks
                 why = "is gone" if size is None else f"has {size} bytes there now"
                 lost = manifest.objects.pop(key)
-                manifest.missing[key] = lost.model_copy(update={"why": f"it was in the archive, and {why}"})
+                manifest.missing[key] = lost.model_copy(update={"why": f"{name} was in the archive, and {why}"})
         self.location.sweep({file.name for file in files}, manifest.objects.keys())
         return manifest
 
@@ -143,10 +143,10 @@ class ArchiveWriter:
             series = [Series() for _ in range(partitions)]
             self.manifest.topics[topic] = ArchivedTopic(topic_id=topic_id, config=dict(config), partitions=series)
         elif (known.topic_id, len(known.partitions)) != (topic_id, partitions):
+            differs = _describe_difference((topic_id, partitions), (known.topic_id, len(known.partitions)))
             raise UsageError(
-                f"topic {topic} has {partitions} partitions and id {topic_id}, but in the archive {self.location} it "
-                f"has {len(known.partitions)} and id {known.topic_id}. Its offsets cannot be continued there: give "
-                "another folder by --out"
+                f"topic {topic} is not the one in the archive {self.location}: it has {differs}. Its offsets cannot be "
+                "continued there: give another --out"
             )
         self.new[topic] = Added()
 
@@ -266,7 +266,8 @@ class ArchiveWriter:
         """Copy an object; return the objects that it names."""
         if claim.store != STORE_NAME or not is_key(claim.key):
             raise ObjectMissing(
-                f"the claim check names object {claim.key[:200]!r} of store {claim.store[:80]!r}, which cannot exist"
+                f"a record names object {claim.key[:200]!r} of store {claim.store[:80]!r}. Headrace gives no such "
+                "name, so another program may have written the record"
             )
         name = f"{OBJECTS}/{claim.key}"
         path = self.location.path_to_grow(f"{name}{PART}")
@@ -320,3 +321,10 @@ def _name(schema: Plain) -> str:
 
 def _folder(partition_id: PartitionId) -> str:
     return f"{TOPICS}/{partition_id[0]}/{partition_id[1]}"
+
+
+def _describe_difference(here: tuple[str, int], archived: tuple[str, int]) -> str:
+    """Return in which of id and number of partitions a topic differs from the one in an archive."""
+    parts = [f"id {here[0]} instead of {archived[0] or 'none'}"] if here[0] != archived[0] else []
+    parts += [f"{here[1]} partitions instead of {archived[1]}"] if here[1] != archived[1] else []
+    return " and ".join(parts)

@@ -21,7 +21,7 @@ SWEPT, SUMMARY = "recipe.json", "summary.json"
 """Files in a run's folder below that of a sweep: its request, which only `headrace compare` writes, and what
 came of it, once it is done."""
 UP, COMPARING = "`headrace up`", "`headrace compare`"
-LOOKING = "a look, such as `headrace status`,"
+LOOKING = "a command that reads the run, such as `headrace status`,"
 CLEANING, REPLAYING = "`headrace clean`", "`headrace replay`"
 """Who holds a folder: a launcher, or a command on a stopped run."""
 LAUNCHERS = frozenset({UP, COMPARING})
@@ -103,8 +103,9 @@ class DataFolder:
         notes = self.read()
         if notes is None and self.sweep_runs():
             raise UsageError(
-                f"{self.root} holds a sweep over an archive, whose runs have no topics to look at: {self.root}/RUN/"
-                "summary.json has the result of each, and `headrace compare` shows them all"
+                f"{self.root} holds a sweep over an archive, made by `headrace compare`. Its runs have no topics, so "
+                f"there is no run to look at: {self.root}/RUN/{SUMMARY} has the result of each, and `headrace compare` "
+                "with the same sweep file shows them all"
             )
         if notes is None:
             raise UsageError(
@@ -139,9 +140,12 @@ class DataFolder:
         if lock is None:
             pid, other = self.find_owner() or (0, "")
             watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait until it ends"
+            stop = "or stop it with Ctrl-C"
+            if by not in {LOOKING, CLEANING}:  # those are about the run in this folder
+                stop = "stop it with Ctrl-C, or give this run another folder by --data"
             raise FolderInUse(
                 f"{f'process {pid}' if pid else 'another process'} runs {other or 'another command'} on {self.root} "
-                f"now: {watch}, stop it with Ctrl-C, or give this run another folder by --data"
+                f"now: {watch}, {stop}"
             )
         try:
             os.ftruncate(lock, 0)

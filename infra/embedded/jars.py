@@ -121,21 +121,23 @@ def _fetch(context: MavenContext, cache: Path, coordinate: str, want: str) -> st
     """Fetch and verify one jar; replace a broken one, which a killed download may leave."""
     jar = jar_path(cache, coordinate)
     group, artifact, version = coordinate.split(":")
-    reason = "its sha256 is not the pinned one"
+    reason = remedy = ""
     for _ in range(3):
         jar.unlink(missing_ok=True)
         try:
             context.project(group, artifact).at_version(version).artifact().resolve()
         except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
-            reason = str(error)
+            reason, remedy = str(error), "connect this machine to the network and try again"
             continue
         if _is_good(jar, want):
             return coordinate
+        reason = f"the jar that came has another sha256 than {LOCK_FILE} says"
+        remedy = "look whether a proxy or mirror changes jars, and try again"
     jar.unlink(missing_ok=True)
     raise JarUnavailable(
         f"cannot fetch {coordinate} from Maven Central to {jar}: {reason}. Kafka needs its jars (45 MB) once: "
-        "connect this machine to the network and try again, or copy the cache folder of a machine that has them to "
-        f"{cache} (or name it by HEADRACE_CACHE)"
+        f"{remedy}. Or copy the cache folder of a machine that has the jars to {cache}; HEADRACE_CACHE can name "
+        "another place"
     )
 
 
@@ -169,7 +171,9 @@ def _hash_file(path: Path) -> str:
 def main() -> None:
     """Fetch the pinned jars into the cache, or with `--write-lock` pin them again."""
     parser = argparse.ArgumentParser(prog="python -m headrace.infra.embedded.jars", description=main.__doc__)
-    parser.add_argument("--write-lock", action="store_true", help="walk the POMs and rewrite the lock")
+    parser.add_argument(
+        "--write-lock", action="store_true", help="find all jars anew from their POM files, and write their sha256"
+    )
     if parser.parse_args().write_lock:
         write_lock(cache_folder())
     fetch_class_path(cache_folder(), lambda words: _log.info("jars.progress", detail=words))

@@ -183,7 +183,10 @@ class EmbeddedKafka(ServerProcess):
             done = subprocess.run(command, cwd=scratch, check=False, capture_output=True, text=True, timeout=120)
             if done.returncode != 0:
                 output = f"{done.stdout[-800:]}{done.stderr[-800:]}"
-                raise ServerFailed(f"Kafka's StorageTool cannot format {scratch}: {output}")
+                raise ServerFailed(
+                    f"the broker in {self.folder} cannot start: Kafka's StorageTool, which prepares its folder, says: "
+                    f"{output}"
+                )
             made = (Path(scratch) / "data" / "bootstrap.checkpoint").read_bytes()
         with suppress(OSError):  # a cache that cannot be written costs this JVM each time
             write_atomically(template, made)

@@ -30,7 +30,8 @@ def draw_port() -> socket.socket:
             continue
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # now the server may bind beside it
         return candidate
-    raise OSError(f"no free port between {ephemeral - PORTS_BELOW_EPHEMERAL} and {ephemeral} on {HOST}")
+    begin = ephemeral - PORTS_BELOW_EPHEMERAL
+    raise OSError(f"no port from {begin} to {ephemeral - 1} on {HOST} seems to be free: end processes that use them")
 
 
 def hold_port(port: int) -> socket.socket:

@@ -197,9 +197,8 @@ class ServerProcess(ABC):
         with self._stopping:
             while (process := self._process) is not None:  # another thread may start it again meanwhile
                 if not _stop_child(process, lambda: time.monotonic() >= min(deadline, self._kill_at)):
-                    why = (
-                        f"it did not stop within {time.monotonic() - began:.0f} s; what it acknowledged is on its disk"
-                    )
+                    waited = f"it did not stop within {time.monotonic() - began:.0f} s"
+                    why = f"{waited}. The data that it had acknowledged is on its disk"
                     _log.warning("server.killed", server=self.what, pid=process.pid, why=why)
                 if self._process is process:
                     self._process = None
@@ -226,8 +225,8 @@ class ServerProcess(ABC):
         if descriptor is None:
             owner = (self.folder / "owner.lock").read_text() or "unknown"
             raise FolderTaken(
-                f"process {owner} runs {self._a_server} in {self.folder} now: stop that run first, or give this one a "
-                "data folder of its own"
+                f"process {owner} runs {self._a_server} in {self.folder} now: stop its run first, or give this run "
+                "another data folder"
             )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -257,7 +256,7 @@ class ServerProcess(ABC):
             ports = json.loads(path.read_bytes())
             return {name: int(ports[name]) for name in self.port_names}
         except (ValueError, KeyError, TypeError) as error:
-            raise ServerError(f"{path} cannot be read ({error!r}): delete it, and new ports are drawn") from error
+            raise ServerError(f"{path} cannot be read ({error!r}): delete it, and new ports are chosen") from error
 
     def _reserve_ports(self) -> None:
         """Hold every port (bound, not listening) until the server binds it; draw and save ports the first time."""
@@ -267,8 +266,11 @@ class ServerProcess(ABC):
             for port in self._ports.values():
                 self._reserved.append(self._hold_saved_port(port))
             return
-        for _ in self.port_names:
-            self._reserved.append(draw_port())
+        try:
+            for _ in self.port_names:
+                self._reserved.append(draw_port())
+        except OSError as error:
+            raise PortTaken(f"the {self.what} in {self.folder} gets no port: {error}") from error
         self._ports = {
             name: reserved.getsockname()[1] for name, reserved in zip(self.port_names, self._reserved, strict=True)
         }
@@ -280,7 +282,7 @@ class ServerProcess(ABC):
         except OSError:
             raise PortTaken(
                 f"port {port}, saved for the {self.what} in {self.folder}, is used by {find_port_user(port)}: "
-                f"stop that, or delete {self.folder / 'ports.json'} to draw new ports"
+                f"end that process, or delete {self.folder / 'ports.json'} to get new ports"
             ) from None
 
     def _wait_until_it_answers(self, deadline: float, timeout_s: float, log_starts: Mapping[Path, int]) -> None:
@@ -332,10 +334,6 @@ def _reap(process: subprocess.Popen[bytes]) -> int:
     """
     if process.returncode is None:
         kill_session(process.pid)
-        for pid in psutil.pids():
-            with suppress(OSError):
-                if os.getsid(pid) == process.pid:  # in a process group of its own, which the above leaves
-                    os.kill(pid, signal.SIGKILL)
     return process.wait()
 
 

@@ -150,7 +150,7 @@ class Servers:
         except KafkaAway as error:
             raise KafkaAway(
                 f"no Kafka answers at {self._named_kafka.bootstrap}, which the recipe names as kafka.bootstrap: start "
-                "it, correct the address, or leave the key out and an embedded Kafka is started"
+                "it, correct the address, or remove the key, so that an embedded Kafka is started"
             ) from error
         refuse_unreachable(self.connection)
 
@@ -198,12 +198,13 @@ class Servers:
         if own is not None:
             server = f"the {what} (process {own.pid})"
             remedy = (
-                f"if it is frozen, let it go on by `kill -CONT {own.pid}`, or end it by `kill -KILL {own.pid}`: it is "
-                f"then started again with its data; else see what the machine and its disk are busy with"
+                f"if the process is frozen, resume it by `kill -CONT {own.pid}`, or end it by `kill -KILL {own.pid}`: "
+                "the run then starts it again with its data. If it is not frozen, check what keeps the machine or its "
+                "disk busy"
             )
             return Silence(server, since_ms, remedy)
         where = self._named_kafka.bootstrap if what == "broker" else self._named_store.endpoint
-        return Silence(f"the {what} at {where}", since_ms, "see that it runs, and that this machine reaches it")
+        return Silence(f"the {what} at {where}", since_ms, "check that it runs, and that this machine can reach it")
 
     def pids(self) -> dict[str, int]:
         """Return the pids of the running embedded servers, by `broker` and `store`."""
@@ -255,7 +256,7 @@ class ServerRestarter:
             log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
             why = describe_full_disk(server.folder) or f": {escape(str(error))}"
             self._report(
-                f"the {server.what} does not start", f"{why}\nThe run waits; it is tried again until it starts"
+                f"the {server.what} does not start", f"{why}\nThe run waits, and starts the server again until it runs"
             )
             self._due = time.monotonic() + pause
             self._has_failed = True

@@ -48,8 +48,8 @@ class EmbeddedStore(ServerProcess):
         program = _find(settings["server"])
         if program is None:
             raise ServerFailed(
-                f"{self.folder} was begun with {settings['server']}, which is not found now: install it again, or "
-                "give the run another data folder"
+                f"the object store in {self.folder} was begun with {settings['server']}, and no {settings['server']} "
+                "is found on this machine now: install it again, or begin a new run in another data folder"
             )
         # Secrets go through the environment: a command line can be read by every user of the machine.
         environment = server_environment()

@@ -54,12 +54,13 @@ PROMISED_SETTINGS = {
 aborted records, lose groups, or recreate deleted topics."""
 
 
+NOT_TAKEN = "does not take the value given: librdkafka's CONFIGURATION.md lists the values of each setting"
 FAULTS_OF_ONE = {
     "No such configuration property": "is not a librdkafka setting: check its spelling",
-    "Invalid value": "does not take the value given",
-    "Configuration property": "does not take the value given",
+    "Invalid value": NOT_TAKEN,
+    "Configuration property": NOT_TAKEN,
     "Java ": "is a setting of Java clients: give the one of librdkafka ({})",
-    "`": "conflicts with a setting of every component: {}",
+    "`": "conflicts with a setting of every component: {}; leave it out",
 }
 """Begin of librdkafka's message, and the sentence about the setting."""
 

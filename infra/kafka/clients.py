@@ -87,8 +87,22 @@ class KafkaRefused(HeadraceError):
     """The broker refuses: wrong credentials, missing rights, or a missing topic."""
 
 
+TAIL_IS_LOST = "A broker may have lost data (disk, power, unclean election). New records would take the same offsets"
+
+
 class LogTruncated(HeadraceError):
-    """A log ends before records that were already read: its tail is lost."""
+    """A log ends before records that were already read: its tail is lost.
+
+    Args:
+        lost: Which partitions end where.
+    """
+
+    def __init__(self, lost: str) -> None:
+        super().__init__(
+            f"records that were read are gone from the end of the log: {lost}. {TAIL_IS_LOST}, so the run stops. Bring "
+            "back a replica that has them; or keep what is left with `headrace archive` and begin a new run"
+        )
+        self.lost = lost
 
 
 class Fenced(HeadraceError):
@@ -207,16 +221,15 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended the last transaction yet. If this lasts, a topic refuses the transaction's "
-            "end marker (message.timestamp.before.max.ms, ...after.max.ms), or a broker is down: correct that, then "
-            "start the brokers again"
+            f"{doing}: Kafka has not ended the last transaction yet. If it lasts, a broker is down or a topic refuses "
+            "its end marker (message.timestamp.before.max.ms, ...after.max.ms): correct that, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: no answer from Kafka ({cause.str()}); check that it runs and can be reached")
     if cause.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
         return KafkaRefused(
-            f"{doing}: one record took longer than max.poll.interval.ms allows ({cause.str()}): make the data "
-            "algorithms quicker, or raise max.poll.interval.ms in kafka.client"
+            f"{doing}: one record took longer than max.poll.interval.ms allows ({cause.str()}): raise "
+            "max.poll.interval.ms in kafka.client. For a curator, quicker data algorithms help too"
         )
     return KafkaRefused(f"{doing}: Kafka answers {cause.name()}: {cause.str()}")
 

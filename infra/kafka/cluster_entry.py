@@ -73,4 +73,4 @@ def _describe(listener: Listener, protocol: str) -> str:
     settings = ["security.protocol"]
     settings += ["ssl.ca.location"] if listener.has_tls else []
     settings += ["sasl.mechanism", "sasl.username", "sasl.password"] if listener.mechanisms else []
-    return f"the listener uses {listener}, but this client {protocol}: set {', '.join(settings)} {HOW}"
+    return f"the listener uses {listener}, but this client uses {protocol}: set {', '.join(settings)} {HOW}"

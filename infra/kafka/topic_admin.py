@@ -52,7 +52,7 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
         remedy = (
             advise_other_name(connection, next(iter(wanted)))
             if counts
-            else "Correct them with Kafka's tools, or give the run another name"
+            else "Correct them with Kafka's tools, or begin a run of another name by --set name=NAME"
         )
         raise TopicDiffers(f"topics differ from what the run needs: {'; '.join([*counts, *settings])}. {remedy}")
     _create(admin, missing, replication)
@@ -77,8 +77,9 @@ def advise_other_name(connection: Connection, topic: str) -> str:
     """Return the advice for a topic with another number of partitions."""
     run = topic.partition(".")[0]
     return (
-        "The number is fixed for a run, and Kafka cannot lower it: begin a new run by `--set name=`; with the weights "
-        f"of this one by `headrace up RECIPE --set name={run}-2 --branch kafka://{connection.bootstrap}/{run}@best`"
+        "The number of partitions is fixed for a run, and Kafka cannot lower it: begin a new run with --set name=NAME. "
+        "To begin it with the weights of this run, use "
+        f"`headrace up RECIPE --set name={run}-2 --branch kafka://{connection.bootstrap}/{run}@best`"
     )
 
 
@@ -122,10 +123,11 @@ def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, s
 def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -> None:
     """Wait until the broker lists new topics; before that, requests would find them missing."""
     end = time.monotonic() + patience_s
-    while names - admin.list_topics(timeout=10).topics.keys():
+    while missing := names - admin.list_topics(timeout=10).topics.keys():
         if time.monotonic() > end:
             raise KafkaAway(
-                f"topics were created, but Kafka does not list them after {patience_s:.0f} s: {sorted(names)}"
+                f"topics were created, but Kafka does not list them after {patience_s:.0f} s: "
+                f"{', '.join(sorted(missing))}. Check that all brokers run, and give the same command again"
             )
         time.sleep(0.02)
 

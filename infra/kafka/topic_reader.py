@@ -128,9 +128,9 @@ class TopicReader:
             if found:
                 patience = time.monotonic() + timeout_s
             elif time.monotonic() > patience:
-                behind = {f"{t}[{p}]": (self.positions[t, p], end) for (t, p), end in ends.items()}
                 raise KafkaAway(
-                    f"reading topics to their end made no progress for {timeout_s:.0f} s; position and end: {behind}"
+                    f"Kafka has sent no record for {timeout_s:.0f} s, although there are more: "
+                    f"{describe_behind(self.positions, ends)}. Check that all brokers run and can be reached"
                 )
             yield from found
 
@@ -171,6 +171,12 @@ class TopicReader:
         self._consumer.close()
 
 
+def describe_behind(positions: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> str:
+    """Return which partitions are not read up to their ends, in words."""
+    behind = [(name_partition(one), positions[one], end) for one, end in ends.items() if positions[one] < end]
+    return ", ".join(f"{name} was read up to offset {position} and ends at {end}" for name, position, end in behind)
+
+
 def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int]) -> None:
     """Raise LogTruncated if a log ends before the next offset to read: records read before are lost.
 
@@ -186,11 +192,7 @@ def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int
             break
         time.sleep(0.2)
     lost = ", ".join(f"{t}[{p}] ends at {end}, and was read up to {positions[t, p]}" for (t, p), end in short.items())
-    raise LogTruncated(
-        f"records that were read are gone from the end of the log: {lost}. A broker may have lost its disk or "
-        "its power, or an unclean leader election took place. New records would take the same offsets, so the run "
-        "stops. Bring back a replica that has them; or keep what is left with `headrace archive` and begin a new run"
-    )
+    raise LogTruncated(lost)
 
 
 def find_whole_topics(

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 EXIT_POLL_S = 0.02
 PYTHON = (sys.executable, "-P")
 """Python with -P: files in the working directory do not hide Python's own modules or installed ones."""
@@ -143,9 +145,22 @@ def end_all(pids: Iterable[int], timeout_s: float) -> list[int]:
 
 
 def kill_session(pid: int) -> None:
-    """Send SIGKILL to a child and to all processes in its process group."""
+    """Send SIGKILL to a child, which has not been reaped, and to all processes of its session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+    for left in list_session(pid):  # in process groups of their own
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(left, signal.SIGKILL)
+
+
+def list_session(leader: int) -> list[int]:
+    """Return the processes whose session a process leads, also after its end; no others, until it is reaped."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                found.append(pid)
+    return found
 
 
 def build_child_environment(

@@ -205,7 +205,7 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
             )
         raise OtherSource(
             f"plug-in {name} in {source.path} {hashes}: bring the run's source here; or, to use this one, stop the run "
-            "and give the command that began it again with --new-recipe"
+            "and repeat the command that began it, with --new-recipe"
         )
 
 
@@ -213,7 +213,7 @@ def warn_of_differing_sources(recorded: Mapping[str, str], names: Iterable[str])
     """Warn of plug-ins that differ from the run's, in commands that do not write to the run."""
     for name, source in _find_differing(recorded, names):
         ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_of(name)][:SHOWN_DIGITS]
-        why = f"{name} in {source.path} has source {ours}, the run's had {theirs}"
+        why = f"{name} in {source.path} has source hash {ours}, but the run used {theirs}"
         log.warning("plug_in.differs", why=why)
 
 

@@ -39,7 +39,7 @@ WORDS = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     "tuple_type": "must be a list",
     "string_type": "must be a string",
-    "int_parsing_size": "must be a number of fewer digits",
+    "int_parsing_size": "must be a number with fewer digits",
 }
 """Messages for kinds of pydantic errors."""
 MOST_SHOWN = 80
@@ -254,15 +254,15 @@ def _set(draft: Draft, word: str) -> None:
     table: Any = draft.table
     for depth in range(len(keys)):
         _check_name(draft, keys[: depth + 1], masked)
-    for key in keys[:-1]:
-        table = _step(table, key, word)
+    for depth in range(len(keys) - 1):
+        table = _step(table, keys[: depth + 1], word)
     value = _value_of(text)
     if isinstance(table, list):
         table[_parse_index(table, keys[-1], word)] = value
     elif isinstance(table, dict):
         table[keys[-1]] = value
     else:
-        raise UsageError(f"{SET} {word}: {'.'.join(keys[:-1])} is {table!r}, which has no keys")
+        raise _no_table_error(keys[:-1], word)
     _note(draft, tuple(int(key) if _is_index(key) else key for key in keys), value, f"{SET} {_cut(word)}")
 
 
@@ -270,12 +270,17 @@ def _is_index(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
-def _step(table: Any, key: str, word: str) -> Any:
+def _step(table: Any, keys: Sequence[str], word: str) -> Any:
+    *above, key = keys
     if isinstance(table, list):
         return table[_parse_index(table, key, word)]
     if not isinstance(table, dict):
-        raise UsageError(f"{SET} {word}: {table!r} has no key {key!r}")
+        raise _no_table_error(above, word)
     return table.setdefault(key, {})
+
+
+def _no_table_error(keys: Sequence[str], word: str) -> UsageError:
+    return UsageError(f"{SET} {word}: `{_join_keys(keys)}` is one value, which has no keys")
 
 
 def _parse_index(items: list[Any], key: str, word: str) -> int:
@@ -288,7 +293,7 @@ def _check_name(draft: Draft, keys: list[str], word: str) -> None:
     """Refuse an unknown key, and an unknown policy or workflow, so that a typing error adds nothing new."""
     *above, key = keys
     if is_value(above):
-        raise UsageError(f"{SET} {word}: `{_join_keys(above)}` is one value, which has no keys")
+        raise _no_table_error(above, word)
     if is_free(above):
         return
     allowed = list_fields(above) or tuple(_find_at(draft.table, above))
@@ -399,7 +404,7 @@ def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) ->
     table = f"[{'.'.join(above)}]" if above else "A recipe"
     hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
     if secret := SECRET_HINTS.get(key):
-        hint = f"it is no key of a recipe, which every reader of the recipe topic sees: {secret}."
+        hint = f"it must not be in a recipe, because every reader of the recipe topic sees the recipe; {secret}."
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
     return f"{unknown} {table} has {', '.join(sorted(allowed)) or 'none here'}"
 

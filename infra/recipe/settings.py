@@ -51,18 +51,24 @@ OneOrSeveral: TypeAlias = Annotated[tuple[Named, ...], BeforeValidator(_wrap_sin
 
 
 class WarmStart(Settings):
-    """Supervised steps before version 0, until the share of held-out examples that it completes is in a band."""
+    """Supervised steps on worked examples before version 0.
+
+    They end when exact match (see `reward_low`) on held-out examples is between `reward_low` and `reward_high`.
+    """
 
     reward_low: float = Field(0.30, ge=0, lt=1)
-    """Lower edge of the band: share of held-out examples that the policy completes word by word. Not a reward."""
+    """Lowest exact match at which the warm start ends. Exact match is the share of sampled answers that equal the
+    example's answer word by word. It is not the environment's reward."""
     reward_high: float = Field(0.40, gt=0, le=1)
-    """Upper edge of the band."""
+    """Highest exact match at which the warm start ends. If steps lead above it, they are undone, and fewer steps are
+    taken."""
     examples: int = Field(4096, ge=1)
-    """Worked examples to ask the environment for."""
+    """Worked examples to ask the environment for, including the held-out ones."""
     held_out: int = Field(256, ge=16)
-    """Worked examples that are held out to measure on."""
+    """Worked examples that are held out to measure exact match. If the environment gives few different examples, only a
+    quarter of them is held out."""
     max_steps: int = Field(2000, ge=1)
-    """Supervised steps after which the warm start gives up."""
+    """Most supervised steps, undone steps included. If exact match is never in the range, the warm start fails."""
     batch: int = Field(64, ge=1)
     """Examples per supervised step."""
     learning_rate: float = Field(1e-3, gt=0, le=1)
@@ -70,32 +76,35 @@ class WarmStart(Settings):
 
 
 class Lora(Settings):
-    """Train a low-rank adapter alone: a layer computes W x + (alpha / rank) B A x, of which W is frozen."""
+    """Train only a low-rank adapter (`docs/lora.md`): a layer computes W x + (alpha / rank) B A x, and W is frozen."""
 
     rank: int = Field(8, ge=1, le=4096)
-    """Rows of A and columns of B."""
+    """Rank of the adapter: rows of A and columns of B."""
     alpha: float = Field(16.0, gt=0)
-    """Scale of the adapter, divided by the rank."""
+    """Scale of the adapter: B A is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Linear layers by the end of their names, as `q_proj` or `layers.0.mlp.up_proj`; empty for all but the head's."""
+    """Linear layers that get an adapter, by the ends of their names, such as `q_proj` or `layers.0.mlp.up_proj`. By
+    default all linear layers except the head."""
     publish: Literal["adapter", "merged"] = "adapter"
-    """What a version is. `adapter`: the adapter alone, which the engine puts on the base. `merged`: whole weights,
-    W + (alpha / rank) B A rounded to bf16, which any engine can serve. The trainer computes with what is published."""
+    """What a version is. `adapter`: only the adapter; the engine keeps the base and adds the adapter to it. `merged`:
+    whole weights with W + (alpha / rank) B A, rounded to bf16; any engine can serve them. The trainer computes with the
+    published values in both cases."""
 
 
 class Policy(Settings):
-    """A policy: where its first weights come from."""
+    """A policy is a model in training. Give either `path` or `model`: its first weights come from there."""
 
     path: str = ""
-    """Folder of a Hugging Face checkpoint; empty to build from `model`."""
+    """Folder of a Hugging Face checkpoint."""
     model: dict[str, Any] = Field(default_factory=dict)
-    """Fields of a Hugging Face config, with `architecture` as its model type: `{ architecture = "qwen3", … }`."""
+    """Config of a new model, with random weights: the fields of a Hugging Face config, and its model type as
+    `architecture`: `{ architecture = "qwen3", … }`."""
     alphabet: str = ""
-    """Characters of a character tokenizer, for a model built from `model`."""
+    """Characters that the tokenizer of a new model knows, one token each. Needed with `model`."""
     warm_start: WarmStart | None = None
-    """Supervised start; none by default."""
+    """Supervised training before version 0; none by default."""
     lora: Lora | None = None
-    """Train an adapter alone; by default all weights are trained. Fixed for a run."""
+    """Train only an adapter; by default all weights are trained. Cannot change during a run."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Keys of `[trainer]` that differ for this policy."""
 
@@ -109,14 +118,14 @@ class Policy(Settings):
 
 
 class Workflow(Settings):
-    """An environment, a workflow, and the policies that play its roles."""
+    """One source of tasks: an environment, how its episodes run, and the policies that play."""
 
     env: Named
     """Environment that gives the problems and scores the answers: `{ use = "arithmetic", … }`."""
     workflow: str = "single_turn"
     """How an episode runs: a shipped name or `package.module:name`."""
     policies: dict[str, str]
-    """The policy that plays each role of the workflow."""
+    """The policy that plays each role of the workflow, as role = policy: `{ solver = "solver" }`."""
 
     @field_validator("policies")
     @classmethod
@@ -130,8 +139,8 @@ class Rollout(Settings):
     """How workers generate."""
 
     engine: Named = Named(use="torch")
-    """Token generation: `torch` (in-process); `sglang` or `vllm` (servers: `docs/engines.md`); `scripted`, without a
-    model (`producers/engines/scripted.py`); or your own as `package.module:function`."""
+    """What generates tokens. `torch`: in the worker's process. `sglang` or `vllm`: in servers (`docs/engines.md`).
+    `scripted`: without a model, for tests (`producers/engines/scripted.py`). Or your own `package.module:function`."""
     device: str = "cpu"
     """Device of the in-process engine: `cpu`, `cuda`, `cuda:1`."""
     group_size: int = Field(8, ge=1, le=4096)
@@ -141,31 +150,33 @@ class Rollout(Settings):
     top_p: float = 1.0
     """Must stay 1 in training: recorded log-probabilities are those of the whole distribution."""
     top_k: int = 0
-    """Must stay 0 in training."""
+    """Must stay 0 (off) in training, for the same reason."""
     min_p: float = 0.0
-    """Must stay 0 in training."""
+    """Must stay 0 (off) in training, for the same reason."""
     max_tokens: int = Field(256, ge=1)
-    """Largest number of tokens per generation."""
+    """Most tokens that one generation may have."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
-    """Episodes that one worker runs at once. Those of a group, or of a held-out problem, that has more take turns."""
+    """Episodes that one worker runs at once. If a task has more episodes than this, they take turns."""
     episode_limit_s: float = Field(120.0, gt=0)
-    """Seconds after which an episode fails."""
+    """Seconds that an episode may take; a longer one fails."""
     score_threads: int = Field(8, ge=1, le=256)
-    """Threads of a worker in which `score` runs. 1 for a scorer that cannot run twice at once."""
+    """Threads of a worker that score answers. Set 1 for a scorer that is not thread-safe."""
     score_limit_s: float = Field(10.0, gt=0)
-    """Seconds that one score may take; then its episode fails. The time that it waits for a thread does not count."""
+    """Seconds that the scoring of one answer may take; after that the episode fails. Waiting for a free thread does not
+    count."""
     record_routing: bool = False
-    """Record the experts of every token, if the policy has experts, for a trainer that replays them (`docs/moe.md`). It
-    takes a byte for each layer and expert of a token."""
+    """Record which experts of a mixture of experts computed each token, so that the trainer can replay them
+    (`docs/moe.md`). A token takes (layers x experts per token) bytes, twice as many with more than 256 experts."""
     inline_limit_bytes: int = Field(512 * 1024, ge=1024, le=4 << 20)
-    """A larger group goes to the store, and its record carries a claim check."""
+    """A group of up to so many bytes is written into its Kafka record. A larger group goes to the object store, and the
+    record names that object."""
 
     @model_validator(mode="after")
     def _check_distribution(self) -> Rollout:
         if (self.top_p, self.top_k, self.min_p) != (1.0, 0, 0.0):
             raise ValueError(
                 "top_p, top_k and min_p must be 1, 0 and 0 in training, because log-probabilities are recorded for the "
-                "whole distribution, not for a part of it (evaluation may set them)",
+                "whole distribution. Only evaluation may set them to other values",
             )
         return self
 
@@ -174,15 +185,21 @@ class Feed(Settings):
     """Which tasks are issued, and how fast."""
 
     selector: OneOrSeveral = (Named(use="accept_all"),)
-    """Which tasks are worth a rollout (`docs/task-selectors.md`). Of a list, all must agree."""
+    """Which tasks are worth a rollout (`docs/task-selectors.md`). With a list, all must accept a task."""
     pace: Literal["any", "all"] = "any"
-    """Issue tasks while any, or while all, of a workflow's policies have room."""
+    """Each policy has a limit of groups in flight (issued, but not yet trained or discarded): (`max_staleness` + 1) x
+    `groups_per_batch`, or fewer with replays. A workflow's tasks are issued while `any` of its policies is below its
+    limit, or only while `all` are."""
     solved_share: float = Field(0.95, gt=0, le=1)
-    """Share of zero-variance drops among the last 500 groups at which the tasks count as solved."""
+    """The tasks count as solved if more than this share of the last 500 groups were dropped for equal rewards, and most
+    of the dropped groups had a mean reward above 0.5."""
     raise_tier: bool = False
-    """When the tasks are solved, continue with the environment's next harder tier; else the run ends as `solved`."""
+    """When the tasks are solved, continue with the environment's next tier (level of difficulty). If false, or if there
+    is no harder tier, the workflow gets no more tasks. When no workflow gets tasks any more, the run ends as
+    `solved`."""
     reissue_after_s: float = Field(60.0, gt=0)
-    """Seconds after which a task is issued again if the workers have committed past it and it has no outcome."""
+    """Seconds after which a task that got lost is issued again. Lost means: workers have committed past the task, and
+    curators have read all that workers wrote, but the task has no result. The wait doubles with each attempt."""
 
     @field_validator("selector")
     @classmethod
@@ -193,24 +210,24 @@ class Feed(Settings):
 
 
 class Curate(Settings):
-    """The chain of data algorithms, in order, after dedupe."""
+    """The chain of data algorithms between rollout and training. Repeated groups are skipped before the chain."""
 
     chain: tuple[Named, ...] = (Named(use="validate"), Named(use="max_staleness"), Named(use="drop_zero_variance"))
     """Data algorithms, in order (`docs/data-algorithms.md`)."""
     snapshot_every_s: float = Field(3.0, gt=0)
-    """Seconds between two snapshots of a partition's state."""
+    """Seconds between two snapshots of a curator's state, from which it resumes after a crash."""
 
 
 class Reference(Settings):
     """How the reference policy of the KL term follows the policy.
 
-    It begins as a copy of the policy's weights before the first version that is trained with a KL term.
+    At first the reference is a copy of the policy, made before the first version that is trained with a KL term.
     """
 
     refresh_every: int = Field(0, ge=0)
-    """Versions after which the reference becomes the current policy; 0 for never."""
+    """Every so many versions the reference becomes a copy of the current policy. 0 for never."""
     decay: float = Field(1.0, ge=0, le=1)
-    """Share of the reference that a moving average keeps at every version; 1 freezes it."""
+    """Moving average at each version: reference = decay x reference + (1 - decay) x policy. 1 freezes the reference."""
 
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -220,27 +237,28 @@ class TrainerSettings(Settings):
     """One trainer's algorithm and pace."""
 
     steps: int = Field(100, ge=1)
-    """Versions to train; version 0 is the start."""
+    """Versions to train. A version is the weights after one batch; version 0 is the start."""
     groups_per_batch: int = Field(32, ge=1)
-    """Groups per version."""
+    """Number of groups in the batch that makes a version. It must be a multiple of `minibatches`."""
     batch_limit_s: float = Field(0.0, ge=0)
-    """Seconds for which an idle trainer waits for a whole batch. Then it trains on the groups that it has, in
-    a multiple of `minibatches`; the others stay. 0 waits without limit."""
+    """Seconds that an idle trainer waits for a whole batch. After that it takes a smaller batch: the groups that have
+    arrived, rounded down to a multiple of `minibatches`. 0 waits without limit."""
     order: Literal["edf", "fifo", "lifo", "random"] = "edf"
-    """Which of the waiting groups are trained next: those of the earliest deadline, the oldest, the newest, or random
-    ones. Groups that have become too stale are evicted in every order."""
+    """Which of the waiting groups are trained next: earliest deadline (`edf`), first come (`fifo`), last come (`lifo`),
+    or `random`. A group's deadline is the last version that may train on it. After that, every order discards it."""
     minibatches: int = Field(4, ge=1)
-    """Optimizer steps per version."""
+    """Optimizer steps per version: a batch is split into so many minibatches."""
     max_staleness: int = Field(1, ge=0)
-    """How many versions a token may be behind the policy that trains on it."""
+    """Most versions between the weights that sampled a token and the weights that train on it. With 0, only tokens of
+    the newest version are trained on."""
     learning_rate: float = Field(5e-6, ge=0, le=1)
-    """Learning rate of AdamW, which works on fp32 master weights. With 0 the policy never changes: a control."""
+    """Learning rate of AdamW, which works on fp32 master weights. Use 0 for a control run: its policy never changes."""
     warmup_versions: int = Field(0, ge=0)
     """Versions over which the learning rate rises linearly."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls after the warm-up, until version `steps`."""
+    """How the learning rate changes after the warm-up, until version `steps`."""
     final_share: float = Field(0.1, ge=0, le=1)
-    """Share of the learning rate that is left at the end."""
+    """Share of the learning rate that is left at version `steps`. Only for `linear` and `cosine`."""
     weight_decay: float = Field(0.01, ge=0)
     """Weight decay of AdamW, for matrices; norms and biases have none."""
     betas: tuple[Share, Share] = (0.9, 0.999)
@@ -254,52 +272,61 @@ class TrainerSettings(Settings):
     aggregation: Named | None = None
     """How token losses become one number; by default as in the paper of the loss."""
     correction: OneOrSeveral = ()
-    """Corrections for off-policy tokens, such as `tis`: weights and rejections by the ratio of the version's first
-    weights to the policy that sampled the token."""
+    """Corrections for off-policy tokens, such as `tis`. They weight or reject a token by a ratio: its probability under
+    the weights at the beginning of the version, divided by its probability when it was sampled. None by default."""
     count_rejected: bool = False
-    """Keep rejected tokens in the denominator of the loss, so that many rejections make a smaller step."""
+    """Count rejected tokens (see `correction`) in the denominator of the loss, so that many rejections make the step
+    smaller."""
     kl: Named | None = None
-    """KL term to the reference policy, in the loss or in the reward. It costs one forward pass per version."""
+    """KL term to the reference policy, in the loss or in the reward; none by default. It costs one more forward pass
+    per version."""
     entropy: float = Field(0.0, ge=0)
     """Weight of an entropy bonus."""
     reference: Reference = Reference()
-    """The reference policy of the KL term."""
+    """How the reference policy of the KL term follows the policy."""
     replay_routing: bool = False
-    """Send every token to the experts that the engine sent it to; needs `rollout.record_routing`."""
+    """Send every token to the experts that computed it in the engine; needs `rollout.record_routing`."""
     router_aux: float = Field(0.0, ge=0)
-    """Weight of the load-balancing loss of experts, usually 1e-3 to 1e-2. It costs one more forward pass."""
+    """Weight of the loss that balances the load of experts, usually 1e-3 to 1e-2; 0 for none. It costs one more forward
+    pass per version."""
     advantage: Named = Named(use="grpo")
     """Advantage estimator (`docs/advantages.md`), or your own as `package.module:function`."""
     group_by: Literal["task", "task+role", "task+role+turn"] = "task"
     """Which rewards are compared with each other: those of one task, of one role in it, or of one role at one turn."""
     weight: Literal["trajectory", "sequence"] = "trajectory"
-    """Whether a trajectory or a sequence counts once in a group's statistics."""
+    """What counts as one value in the statistics of rewards: a trajectory, or each of its sequences."""
     batch_norm: bool = False
-    """Normalise advantages over all tokens of the batch, as the last step."""
+    """Normalise advantages over all tokens of the batch, after the advantage estimator."""
     micro_batch_tokens: int = Field(16384, ge=64)
     """Largest number of tokens in one forward pass, padding included."""
     packing: bool = True
     """Put sequences end to end instead of padding them. If a model cannot do this, the trainer pads and logs it."""
     activation_checkpointing: bool = False
-    """Keep only the inputs of each layer, and compute it again in the backward pass: less memory, a third more work."""
+    """Keep only the inputs of each layer, and compute the layer again in the backward pass. This takes less memory and
+    about a third more computation."""
     compile: bool = False
-    """Compile norms and MLPs (torch.compile; on a CPU it needs a C++ compiler). Bits may then depend on the shapes that
-    a process has seen before, so `retrain` and a resume may give other ones."""
+    """Compile norms and MLPs (torch.compile; on a CPU it needs a C++ compiler). Results may then depend on the tensor
+    shapes that a process has seen before, so `retrain` and a resume may give other bits."""
     logits_mib: int = Field(256, ge=1)
-    """Largest block of fp32 logits, in MiB. Larger ones are computed in parts, and again in the backward pass."""
+    """Largest block of fp32 logits in memory, in MiB. If a pass needs more, it computes the logits in parts, and again
+    in the backward pass."""
     fused_optimizer: bool = False
-    """One kernel for all of AdamW: faster, with other bits."""
+    """Use one fused kernel for AdamW. It is faster, and its results differ in the last bits."""
     checkpoint_every: int = Field(10, ge=1)
     """Versions between checkpoints."""
     anchor_every: int = Field(50, ge=1)
-    """Every so many versions whole weights are published, and deltas between them. 1 publishes whole weights only."""
+    """Versions from one publication of whole weights (an anchor) to the next. The versions between are published as
+    deltas. 1 publishes only whole weights."""
     anchor_share: float = Field(1.0, ge=0)
-    """Whole weights are published earlier if the deltas since the last ones reach this share of their size."""
+    """An anchor is published earlier if the deltas since the last anchor would exceed this share of the anchor's
+    bytes."""
     processes: int = Field(1, ge=0, le=MOST_PROCESSES)
-    """Processes of this trainer that `headrace up` starts. Several share its model (FSDP2), each on its own GPU if
-    there are GPUs. 0 for none: start the trainer yourself, on any machine (`docs/trainer-backends.md`)."""
+    """Processes of this trainer that `headrace up` starts. Several processes share the model by FSDP2; with
+    `device = "cuda"` each uses one GPU. With 0 you start the trainer yourself, on any machine
+    (`docs/trainer-backends.md`)."""
     tensor_parallel: int = Field(1, ge=1, le=MOST_PROCESSES)
-    """Processes over which every layer's matrices are cut: all of the trainer's processes, or 1 for FSDP2."""
+    """Number of processes over which the matrices of every layer are split. With 1, several processes use FSDP2
+    instead. Any other value must be the number of the trainer's processes."""
     device: str = "cpu"
     """Device of the trainer: `cpu`, `cuda`, `cuda:1`."""
 
@@ -333,7 +360,7 @@ class Shadow(Settings):
     """A second chain and a second trainer beside a policy's own, over the same rollouts (`docs/shadows.md`)."""
 
     policy: str = ""
-    """The policy whose trajectories it reads; may be left out if there is only one."""
+    """The policy whose trajectories the shadow reads; may be left out if there is only one policy."""
     chain: tuple[Named, ...] | None = None
     """Data algorithms; by default those of `[curate]`."""
     trainer: dict[str, Any] = Field(default_factory=dict)
@@ -346,12 +373,13 @@ class Evaluate(Settings):
     every: int = Field(20, ge=0)
     """Versions between evaluations; the first and the last version are evaluated too. 0 for none."""
     stop_after: int = Field(0, ge=0)
-    """Evaluations in a row without a better held-out reward after which the run ends, as `early_stop`; with several
-    policies or workflows when none of them rises any more. 0 for never."""
+    """End the run, as `early_stop`, after this many evaluations in a row without a new best held-out reward. With
+    several policies or workflows, the run ends when this holds for all that still train. 0 for never."""
     problems: int = Field(128, ge=1)
-    """Held-out problems."""
+    """Held-out problems of an evaluation, the same every time."""
     samples: int = Field(1, ge=1, le=4096)
-    """Samples per problem: the k of avg@k, their mean reward, and of pass@k, for which a reward above 0.5 is right."""
+    """Samples per problem, k. avg@k is their mean reward. pass@k is the share of problems with at least one right
+    sample, whose reward is above 0.5."""
     temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -366,11 +394,13 @@ class Kafka(Settings):
     bootstrap: Bootstrap = ""
     """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
     client: dict[str, str] = Field(default_factory=dict)
-    """Further librdkafka settings. Secrets belong in HEADRACE_KAFKA_CLIENT: a recipe is written to a topic."""
+    """Further librdkafka settings. A recipe is written to a topic, so put secrets into the environment variable
+    `HEADRACE_KAFKA_CLIENT` instead."""
     partitions: int = Field(8, ge=1, le=MOST_PARTITIONS)
-    """Partitions of the topics of tasks, trajectories, curated groups and outcomes. Fixed for a run."""
+    """Partitions of each topic of tasks, trajectories, curated groups and outcomes. Cannot change during a run."""
     task_partitions: int = Field(0, ge=0, le=MOST_PARTITIONS)
-    """Partitions of the topics of tasks; each worker needs one. 0 for as many as `partitions`. Fixed for a run."""
+    """Partitions of each topic of tasks: a workflow can use at most so many rollout workers. 0 for as many as
+    `partitions`. Cannot change during a run."""
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
     """Compression of the batches that producers send."""
 
@@ -384,12 +414,12 @@ class Store(Settings):
     bucket: BucketName = "headrace"
     """Bucket; created if it is missing."""
     secure: bool = False
-    """TLS, as with `https://` before the endpoint."""
+    """Use TLS, as with `https://` before the endpoint."""
     region: str = "us-east-1"
     """Region of the bucket."""
     cache_gib: float = Field(20.0, ge=0)
-    """GiB of weights that a machine keeps for all its workers, below `HEADRACE_CACHE`. The oldest are removed first. 0
-    for none."""
+    """GiB of downloaded weights that a machine caches for all its workers, in `$HEADRACE_CACHE/weights`. The least
+    recently used are removed first. 0 for no cache."""
 
     @model_validator(mode="before")
     @classmethod
@@ -403,30 +433,31 @@ class Launch(Settings):
     workers: int = Field(1, ge=0, le=MOST_PROCESSES)
     """Rollout workers per workflow; 0 if you start them yourself."""
     curators: int = Field(1, ge=0, le=MOST_PROCESSES)
-    """Curators per policy; a shadow has one. 0 if you start them yourself (`docs/processes.md`)."""
+    """Curators per policy; 0 if you start them yourself (`docs/processes.md`). A shadow always gets one curator."""
     feeder: bool = True
     """Whether the feeder is started; false if you start it yourself."""
     most_short_lives: int = Field(8, ge=1)
-    """Deaths in a row, each within a minute of the start, after which a component is given up and the run stops. The
-    default allows for finding two tasks that kill their worker, with three deaths each."""
+    """If a component dies so many times in a row, each time within a minute of its start, `up` stops the run. The
+    default leaves room for two bad tasks: a task that has killed its worker three times is set aside."""
     all_failed_limit_s: float = Field(300.0, ge=0)
-    """Seconds after which the run is given up, with exit code 1, if every episode of it has failed: a workflow, an
-    environment or a judge raises each time. Waiting for an unreachable environment does not count. 0 for never."""
+    """Seconds after which the run is given up, with exit code 1, if no episode of it has ever succeeded. The usual
+    cause is a workflow, an environment or a judge that raises each time. Waiting for an unreachable environment does
+    not count. 0 for never."""
     fork: bool = True
-    """Fork components from a process that has already imported their modules, which saves each some seconds. Components
-    on CUDA and trainers of several processes are always programs of their own."""
+    """Fork components from a process that has already imported their modules. This saves some seconds at each start.
+    Components on CUDA and trainers of several processes are always started as separate programs."""
 
 
 class Recipe(Settings):
     """A whole run."""
 
     name: RunName
-    """Run name: the prefix of its topics."""
+    """Name of the run. The names of all its topics begin with it."""
     about: str = ""
-    """One sentence for people."""
+    """One sentence that says what the run is for."""
     seed: int = Field(1, ge=0, lt=2**32)
-    """Seed of all random choices. Two runs of one seed differ all the same, as batches are made of what comes first;
-    `headrace retrain` makes the same weights of the same batches."""
+    """Seed of all random choices. Two runs with one seed still differ, because a batch takes the groups that arrive
+    first. To get the same weights again, train on a run's recorded batches with `headrace retrain`."""
     policies: dict[str, Policy]
     """Policies by name."""
     workflows: dict[str, Workflow]
@@ -436,19 +467,19 @@ class Recipe(Settings):
     feed: Feed = Feed()
     """Which tasks are issued."""
     curate: Curate = Curate()
-    """The chain of data algorithms."""
+    """Which groups are kept, dropped or replayed."""
     trainer: TrainerSettings = TrainerSettings()
-    """Algorithm and pace, unless a policy sets its own."""
+    """Algorithm and pace of the trainers. A policy may set its own."""
     shadows: dict[str, Shadow] = Field(default_factory=dict)
-    """Shadows by the name of their variant."""
+    """Shadows by name. A shadow is a second chain of data algorithms and a second trainer on the same rollouts."""
     evaluate: Evaluate = Evaluate()
-    """Evaluations."""
+    """Evaluations on held-out problems."""
     kafka: Kafka = Kafka()
     """The Kafka cluster."""
     store: Store = Store()
     """The object store."""
     launch: Launch = Launch()
-    """Processes of `headrace up`."""
+    """Processes that `headrace up` starts."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Recipe:
@@ -558,7 +589,9 @@ class Recipe(Settings):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
             raise UsageError(
-                f"this version of Headrace cannot read the run's recipe ({error.errors()[0]['loc']}: "
-                f"{error.errors()[0]['msg']}): go on with the version that wrote it, or begin a new run"
+                f"this version of Headrace cannot read the run's recipe (`{key}`: {first['msg']}): continue with the "
+                "version that wrote it, or begin a new run"
             ) from error

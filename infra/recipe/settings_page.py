@@ -26,10 +26,11 @@ HEAD = """\
 
 After this page you can look up any key of a recipe: its type, its default and its meaning.
 
-[recipes.md](recipes.md) shows whole recipes. An unknown key is refused, with the nearest known one. The option
-`--set trainer.steps=40` sets one key for one command. `NAME` stands for a name of your own. A key of type *name*
-names something shipped, or your own as `package.module:Name`: alone (`"ppo"`), or as `use` of a table with its settings
-(`{ use = "ppo", clip_high = 0.3 }`).
+[recipes.md](recipes.md) shows whole recipes. An unknown key is refused, and the error names the nearest known one. The
+option `--set trainer.steps=40` sets one key for one command. `NAME` stands for a name that you choose.
+
+A key of type *name* takes the name of something shipped (`"ppo"`), or of your own as `package.module:Name`. To give it
+settings, write a table with the name as `use`: `{ use = "ppo", clip_high = 0.3 }`.
 
 <!-- Written by `python -m headrace.infra.recipe.settings_page` from the texts in infra/recipe/settings.py. -->
 """

@@ -17,7 +17,8 @@ def check_trainer_words(sets: Sequence[str]) -> None:
     for word in sets:
         if not TRAINERS.match(word):
             raise UsageError(
-                f"{SET} {word}: only trainer.KEY and policies.NAME.trainer.KEY can be set here; others need rollouts"
+                f"{SET} {word}: only trainer.KEY, policies.NAME.trainer.KEY and shadows.NAME.trainer.KEY can be set "
+                "here, because other keys need new rollouts"
             )
 
 

@@ -77,7 +77,7 @@ class Membership:
         return (
             "stop the run, delete the committed offset by `kafka-consumer-groups --bootstrap-server "
             f"{self.connection.bootstrap} --group {self.group} --topic {topic}:{partition} --delete-offsets`, and give "
-            "the run's command again: the curator goes on from its newest snapshot"
+            "the run's command again: the curator then continues from its newest snapshot"
         )
 
     @property
@@ -86,7 +86,7 @@ class Membership:
         run = self.state_topic.partition(".")[0]
         return (
             f"begin a new run with its weights by `headrace up RECIPE --set name={run}-2 --branch "
-            f"kafka://{self.connection.bootstrap}/{run}@best`, which gives up the groups that are not trained on yet"
+            f"kafka://{self.connection.bootstrap}/{run}@best`; groups that are not trained on yet are lost"
         )
 
     def key(self, partition_id: PartitionId) -> bytes:
@@ -268,8 +268,8 @@ class Restore:
         return StateLost(
             f"{self._member.state_topic}@{offset} should hold the snapshot of {name_partition(partition_id)}, but does "
             "not. The topic's retention may have been changed, or the consumer group's offsets set back. If there may "
-            f"be a newer snapshot, {self._member.describe_forgetting(partition_id)}. Otherwise groups of this "
-            "partition could be trained on twice, because it is not known which ones were: "
+            f"be a newer snapshot, {self._member.describe_forgetting(partition_id)}. Otherwise it is not known which "
+            "groups of this partition were trained on, and some could be trained on twice: "
             f"{self._member.branch_remedy}",
         )
 
@@ -281,7 +281,7 @@ class Restore:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise StateLost(
                 f"offset {committed.offset} of {name_partition(partition_id)} was committed with metadata "
-                f"{metadata[:80]!r}, not written by Headrace: another program commits for consumer group "
+                f"{metadata[:80]!r}, not written by Headrace: another program commits offsets for consumer group "
                 f"{self._member.group}. No group is lost. End that program, "
                 f"{self._member.describe_forgetting(partition_id)}"
             ) from error

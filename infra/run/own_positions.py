@@ -48,6 +48,11 @@ OF_PIECE = "~"
 _CUT = b'{"pieces": '
 """What stands in place of a body that was cut begins with this."""
 
+BEGIN_ANEW = (
+    "The run cannot go on: begin a new run with its weights by `headrace up RECIPE --set name=NAME --branch "
+    "kafka://HOST:PORT/RUN@best`"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Role:
@@ -208,13 +213,15 @@ def join_pieces(snapshot: Snapshot, pieces: Mapping[str, bytes]) -> Snapshot:
     names = [f"{OF_PIECE}{index}" for index in range(json.loads(snapshot.body)["pieces"])]
     if missing := [name for name in names if name not in pieces]:
         raise HeadraceError(
-            f"the newest snapshot of {snapshot.component} lacks {len(missing)} of its {len(names)} pieces: were "
-            "records of the topic `state` deleted?"
+            f"the newest snapshot of {snapshot.component} lacks {len(missing)} of its {len(names)} pieces, because "
+            f"records of the topic `state` were deleted or cannot be read. {BEGIN_ANEW}"
         )
     try:
         return replace(snapshot, body=zlib.decompress(b"".join(pieces[name] for name in names)))
     except zlib.error as error:
-        raise HeadraceError(f"pieces of the newest snapshot of {snapshot.component} are damaged: {error}") from error
+        raise HeadraceError(
+            f"pieces of the newest snapshot of {snapshot.component} are damaged ({error}). {BEGIN_ANEW}"
+        ) from error
 
 
 def positions_of(snapshot: Snapshot) -> dict[PartitionId, int]:

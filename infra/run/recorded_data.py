@@ -38,7 +38,7 @@ def check_data(known: Iterable[UsedEnvironment], here: Iterable[UsedEnvironment]
         raise OtherData(
             "the data on this machine differs from the data of the run:\n"
             + "\n".join(f"  {line}" for line in differing)
-            + "\nCopy the run's data here; or, to use this data, stop the run and give the command that began it again "
+            + "\nCopy the run's data here; or, to use this data, stop the run and repeat the command that began it, "
             "with --new-recipe"
         )
 

@@ -249,7 +249,7 @@ def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]
         except (Fenced, Aborted) as error:
             raise type(error)(
                 f"revision {revision.revision} of run {address.run} was not written, because another command wrote one "
-                f"at the same time or Kafka was unreachable: give the command again ({error})"
+                "at the same time or Kafka was unreachable: give the command again"
             ) from error
     return revision
 

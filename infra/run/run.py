@@ -434,8 +434,10 @@ def parse_store(revision: RecipeRevision) -> StoreAddress:
         address = StoreAddress.from_url(url, access_key=access_key, secret_key=secret_key)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"revision {revision.revision} of the run's recipe has no readable store address ({type(error).__name__}: "
-            f"{error}): it may not have been written by Headrace"
+            f"revision {revision.revision} in the recipe topic of the run (id {revision.run_id}) does not name "
+            "the store as Headrace writes it, as JSON with url, access_key and secret_key "
+            f"({type(error).__name__}: {error}). Another program may have written this record: begin a run with "
+            "another name"
         ) from error
     if not access_key and not keys_file:
         from headrace.infra.store.access import find_keys

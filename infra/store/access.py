@@ -54,8 +54,8 @@ class StoreKeys(Provider):
             if self._last is None:
                 # A parser error quotes the line, which may be the secret.
                 raise UsageError(
-                    f"no keys for the object store in {self._where} ({type(error).__name__}): set {KEY_SOURCES} (in a "
-                    "file, write % as %%)"
+                    f"no keys for the object store found in {self._where} ({type(error).__name__}): set {KEY_SOURCES} "
+                    "(in a file, write % as %%)"
                 ) from None
         return self._last
 
@@ -92,8 +92,8 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file} (the keys of the run's embedded store; only the user of `headrace up` can read them, on "
-                f"its machine), nor in {where}"
+                f"{keys_file} (keys of the run's embedded store: only the user who ran `headrace up` can read them, on "
+                f"that machine), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
     keys.retrieve()

@@ -62,8 +62,8 @@ class Bucket:
         except ValueError as error:
             shown = address.endpoint.rpartition("@")[2]
             raise UsageError(
-                f"{shown!r} is not the endpoint of an object store: {error}; write only host:port; the bucket has its "
-                "own key, and the store's keys belong in the environment"
+                f"{shown!r} is not the endpoint of an object store: {error}; write only host:port, without the name of "
+                "a bucket and without access keys"
             ) from error
         _check_bucket_name(address.bucket)
 

@@ -222,8 +222,8 @@ class ObjectStore:
             self.get(probe, digest, len(content))
         except StoreDenied as error:
             raise StoreDenied(
-                f"the access key {self._bucket.access_key!r} may not use bucket {bucket!r} at {self.address.endpoint}: "
-                f"give it list, read and write on that bucket, or name another bucket or other keys ({error})"
+                f"the access key {self._bucket.access_key!r} may not use bucket {bucket!r} at {self.address.endpoint} "
+                f"({error.code}): {error.advice}, or name another bucket"
             ) from error
 
     def wait_ready(self, timeout_s: float) -> None:

@@ -28,7 +28,7 @@ _DENIED = frozenset({
 SKEW_S = 300
 """Stores refuse requests whose signed time is 15 minutes off; a smaller difference shows that a clock is wrong."""
 _BUSY, _LOST = (
-    "see the store's log, and whether its disk is full",
+    "look into the store's log, and check whether its disk is full",
     "the parts already sent are lost, and are sent again",
 )
 _FULL = "make room in it, or raise the bucket's quota"
@@ -45,16 +45,24 @@ _AWAY = {
 """Codes that a later attempt can overcome. A restart loses parts of an upload, and so does a late answer to a join."""
 _UNAUTHORISED = frozenset({401, 407})
 """Statuses by which a gateway or a proxy before the store asks for credentials."""
-_ELSEWHERE = "the bucket is in another region or at another endpoint: correct store.region and store.endpoint"
+_ELSEWHERE = (
+    "the bucket is in another region or at another endpoint: correct both (in a recipe: store.region and "
+    "store.endpoint)"
+)
 _REMEDIES = {
-    "RequestTimeTooSkewed": "the clocks of this machine and of the store differ: set them, as by NTP",
+    "RequestTimeTooSkewed": "the clocks of this machine and of the store differ: set them, for example by NTP",
     **dict.fromkeys(("PermanentRedirect", "TemporaryRedirect", "Redirect", "MovedPermanently"), _ELSEWHERE),
     **dict.fromkeys(
         ("AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException"), _ELSEWHERE
     ),
     **dict.fromkeys(("HTTP 301", "HTTP 307", "HTTP 308"), _ELSEWHERE),
-    **dict.fromkeys(("HTTP 302", "HTTP 303"), "a web page answers there, not an S3 API: correct store.endpoint"),
-    "InvalidObjectState": "the object is in an archive class: remove the bucket's life-cycle rule, and restore it",
+    **dict.fromkeys(
+        ("HTTP 302", "HTTP 303"),
+        "a web page answers there, not an S3 API: correct the endpoint (in a recipe: store.endpoint)",
+    ),
+    "InvalidObjectState": (
+        "the object is in an archive class: restore the object, and remove the bucket's life-cycle rule that moved it"
+    ),
     "MissingContentMD5": "the bucket locks its objects: use a bucket without object lock",
 }
 """What to do about a refusal, by its code."""
@@ -73,7 +81,17 @@ class ObjectCorrupt(StoreError):
 
 
 class StoreDenied(StoreError):
-    """The keys are wrong, or lack a right on the bucket."""
+    """The keys are wrong, or lack a right on the bucket.
+
+    Args:
+        text: The message, with the advice.
+        code: What the store answered.
+        advice: What to do.
+    """
+
+    def __init__(self, text: str, code: str = "", advice: str = "") -> None:
+        super().__init__(text)
+        self.code, self.advice = code, advice
 
 
 class StoreUnavailable(StoreError, Unavailable):
@@ -88,10 +106,12 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
 
     code, status = _read_s3_code(error), _http_status(error)
     if code in _DENIED or status in _UNAUTHORISED:
-        return StoreDenied(
-            f"{where}: {code or status} for the access key {access_key!r}; {_describe_skew(error)}check the keys "
-            f"({KEY_SOURCES}) and their rights (`headrace store-policy` prints those that each component needs)"
+        advice = (
+            f"{_describe_skew(error)}check the keys ({KEY_SOURCES}) and their rights (`headrace store-policy` prints "
+            "those that each component needs)"
         )
+        answer = code or str(status)
+        return StoreDenied(f"{where}: {answer} for the access key {access_key!r}; {advice}", answer, advice)
     if why := _find_retry_reason(code or "", status):
         return StoreUnavailable(f"{where}: the store cannot answer now ({code or status}: {why})")
     if code in _MISSING:
@@ -101,7 +121,7 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
     if code is None and not 300 <= status < 500:
         return StoreUnavailable(f"{where}: the store does not answer ({error})")
     named = code or f"HTTP {status}"  # the answer to a HEAD has no code
-    return StoreError(f"{where}: the store refuses ({named}): {_explain_refusal(named, error, address)}")
+    return StoreError(f"{where}: the store refuses this request ({named}): {_explain_refusal(named, error, address)}")
 
 
 def _explain_refusal(code: str, error: Exception, address: StoreAddress) -> str:
@@ -125,7 +145,8 @@ def _describe_skew(error: Exception) -> str:
     if abs(ahead_s) < SKEW_S:
         return ""
     side = "ahead of" if ahead_s > 0 else "behind"
-    return f"the store's clock is {abs(ahead_s) / 60:.0f} min {side} this machine's, so set them first, as by NTP; "
+    ahead = f"{abs(ahead_s) / 60:.0f} min {side}"
+    return f"the store's clock is {ahead} this machine's, so set both clocks first, for example by NTP; "
 
 
 def _find_retry_reason(code: str, status: int) -> str:

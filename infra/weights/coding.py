@@ -123,8 +123,8 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     positions = np.cumsum(digits + last.view(np.uint8), dtype=np.int64)[last] - 1
     if len(positions) != coded.changed or (coded.digits and not last[-1]) or (coded.changed and positions[-1] >= items):
         raise WeightsError(
-            f"a block of the delta is damaged: it has {coded.changed} changes, but gaps to {len(positions)} positions "
-            f"that must fit in {items} items"
+            f"a block of the delta is damaged: its header says {coded.changed} changes of {items} items, but the "
+            f"{len(positions)} positions in it do not fit that"
         )
     codes = _decompress(coded.streams[-2], (coded.changed * coded.code_bits + 7) // 8)
     if coded.code_bits == 4:
@@ -133,7 +133,8 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     escaped = np.flatnonzero(codes == _find_escape_code(coded.code_bits))
     if len(escaped) != coded.escapes:
         raise WeightsError(
-            f"a block of the delta is damaged: {len(escaped)} codes need a whole difference, but it has {coded.escapes}"
+            f"a block of the delta is damaged: its header says {coded.escapes} whole differences, but {len(escaped)} "
+            "of its codes need one"
         )
     folded[escaped] = _decompress(coded.streams[-1], coded.escapes * width).view(f"<u{width}")
     return positions, _decode_zigzag(folded)
@@ -184,14 +185,16 @@ def decompress(frame: bytes | memoryview, most: int) -> bytes:
         if size is not None and size <= most:
             data = unpacker.decompress(frame)
     except zstd.ZstdError as error:
-        raise WeightsError(f"a part of a delta cannot be decompressed: {error}") from error
+        raise WeightsError(f"the delta is damaged: a part of it cannot be decompressed: {error}") from error
     if size is None or size > most or not unpacker.eof or unpacker.unused_data:
-        raise WeightsError(f"a part of a delta must be one zstd frame of at most {most} bytes")
+        raise WeightsError(f"the delta is damaged: each part of it must be one zstd frame of at most {most} bytes")
     return data
 
 
 def _decompress(stream: bytes | memoryview, expected: int) -> NDArray[np.uint8]:
     data = decompress(stream, expected)
     if len(data) != expected:
-        raise WeightsError(f"a stream of a delta has {len(data)} bytes, but its header says {expected}")
+        raise WeightsError(
+            f"the delta is damaged: a stream of it has {len(data)} bytes, but its header says {expected}"
+        )
     return np.frombuffer(data, np.uint8)

@@ -115,11 +115,16 @@ def encode_delta(
 def require_same_layout(base: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
     """Raise NeedsAnchor, naming a tensor, unless both sets have the same names, dtypes and shapes."""
     for name in sorted(base.keys() ^ new.keys()):
-        raise NeedsAnchor(f"tensor {name!r} is only in the {'base' if name in base else 'new'} weights")
+        raise NeedsAnchor(
+            "a delta needs the same tensors in both weights, but "
+            f"tensor {name!r} is only in the {'base' if name in base else 'new'} weights"
+        )
     for name, tensor in new.items():
         if (tensor.dtype, tensor.shape) != (base[name].dtype, base[name].shape):
             was, now = (f"{one.dtype} {list(one.shape)}" for one in (base[name], tensor))
-            raise NeedsAnchor(f"tensor {name!r} was {was} and is {now}")
+            raise NeedsAnchor(
+                f"a delta needs the same dtypes and shapes in both weights, but tensor {name!r} was {was} and is {now}"
+            )
 
 
 def seal_delta(header: Header, pieces: Iterable[bytes | memoryview]) -> bytes:

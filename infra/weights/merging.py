@@ -19,7 +19,7 @@ from headrace.infra.weights.delta import (
     seal_delta,
     split_delta,
 )
-from headrace.infra.weights.delta_header import TensorHead, head_of
+from headrace.infra.weights.delta_header import Header, TensorHead, head_of
 from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError
 
 MergedContent = list[Coded] | memoryview
@@ -61,11 +61,15 @@ def _require_chain(deltas: Sequence[Delta]) -> None:
         raise WeightsError("there is nothing to merge: name the deltas, in order")
     for one, other in pairwise(delta.header for delta in deltas):
         if other.base_hash != one.weights_hash or other.block_items != one.block_items:
-            raise WeightsError(
-                f"the delta of version {other.label.version} needs weights {other.base_hash} and has blocks of "
-                f"{other.block_items} items, but the one before it makes {one.weights_hash} in blocks of "
-                f"{one.block_items}: they do not form a chain"
-            )
+            wrong = f"the delta of version {other.label.version} {_describe_break(one, other)}"
+            raise WeightsError(f"the deltas do not form a chain: {wrong}")
+
+
+def _describe_break(one: Header, other: Header) -> str:
+    """Return in what a delta does not continue the one before it."""
+    if other.base_hash != one.weights_hash:
+        return f"needs weights with hash {other.base_hash}, but the delta before it makes {one.weights_hash}"
+    return f"has blocks of {other.block_items} items, but the delta before it has blocks of {one.block_items}"
 
 
 def _merge_tensor(

@@ -45,8 +45,8 @@ def refuse_quantised(config: Mapping[str, Any], what: str) -> None:
     quantised = config.get("quantization_config")
     if isinstance(quantised, dict):
         raise UsageError(
-            f"{what} is quantised ({quantised.get('quant_method', 'quantization_config')}), and whole weights are "
-            "trained: take the model's bf16 weights, or save it dequantised, without quantization_config"
+            f"{what} is quantised ({quantised.get('quant_method', 'quantization_config')}), but quantised weights "
+            "cannot be trained: take the model's bf16 weights, or save it dequantised, without quantization_config"
         )
 
 
@@ -64,9 +64,10 @@ def refuse_longrope(config: Mapping[str, Any], what: str) -> None:
     if original and context and context <= original:
         return
     raise UsageError(
-        f"{what} scales positions by LongRoPE over a context of {context} tokens: log-probabilities would depend on "
-        f"the other sequences of a batch. Set max_position_embeddings to {original or 'its original context'} in the "
-        "config.json of a copy, and train with sequences of at most that length"
+        f"{what} scales positions by LongRoPE over a context of {context} tokens, so log-probabilities would depend on "
+        "the other sequences of a batch. Copy the model, set max_position_embeddings to "
+        f"{original or 'its original context'} in the config.json of the copy, and train with sequences of at most "
+        "that length"
     )
 
 

@@ -69,7 +69,7 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     if out.exists():
         raise UsageError(f"{out} exists already: name a new file")
     if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is not a folder")
+        raise UsageError(f"{out.parent} is not a folder: make it, or name another place for {out.name}")
     before, after = open_weights(base), open_weights(new)
     base_hash, new_hash = _hash_as_promised(base, before), _hash_as_promised(new, after)
     data = encode_delta(before.tensors, after.tensors, label, hashes=(base_hash, new_hash))

@@ -71,12 +71,12 @@ def size_of(event: WeightsPublished) -> int:
     return sum(claim.size_bytes for claim in list_claims(event))
 
 
-def is_labelled(header: Header, event: WeightsPublished) -> bool:
-    """Return whether the header of a delta agrees with its event."""
-    label = header.label
-    named = (label.policy, label.epoch, label.base_version, label.version, header.base_hash, header.weights_hash)
-    wanted = (event.policy, event.epoch, event.base_version, event.version, event.base_hash, event.weights_hash)
-    return named == wanted
+def describe_mislabelling(header: Header, event: WeightsPublished) -> str:
+    """Return in which values the header of a delta differs from its event; an empty text if in none."""
+    values = {name: getattr(header.label, name) for name in ("policy", "epoch", "base_version", "version")}
+    values |= {"base_hash": header.base_hash, "weights_hash": header.weights_hash}
+    wrong = {name: value for name, value in values.items() if value != getattr(event, name)}
+    return ", ".join(f"{name} is {value!r} and not {getattr(event, name)!r}" for name, value in wrong.items())
 
 
 def find_cheapest_path(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:

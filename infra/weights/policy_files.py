@@ -42,7 +42,7 @@ class Tokenizer:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             self.hash = blake3((folder / TOKENIZER_FILE).read_bytes()).hexdigest()
         except (OSError, ValueError) as error:
-            raise FilesError(f"no tokenizer can be loaded from the files published with version 0: {error}") from error
+            raise FilesError(f"no tokenizer can be loaded from the files of the policy: {error}") from error
         self.stop_ids = _stop_ids(folder, self._tokenizer.eos_token_id)
         """Tokens that end a generation, the tokenizer's own EOS first."""
         self.context = read_context(_read_json(folder / "config.json")) or sys.maxsize

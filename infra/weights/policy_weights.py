@@ -19,8 +19,8 @@ from headrace.infra.weights.paths import (
     MERGED,
     NO_BASE,
     WHOLE,
+    describe_mislabelling,
     find_cheapest_path,
-    is_labelled,
     is_whole,
     link_of,
     list_claims,
@@ -81,7 +81,7 @@ class PolicyWeights:
         while True:
             way = find_cheapest_path(links, self._held.weights_hash if self._held else NO_BASE, target.weights_hash)
             if way is None:
-                raise BadWeights(_no_way_error(why))
+                raise BadWeights(_no_way_error(target.version, why))
             fetched: list[Fetched] = []
             at = 0
             try:
@@ -134,8 +134,8 @@ def fetch_delta(objects: WeightObjects, event: WeightsPublished) -> Delta:
     """Return the delta that an event names. Raises as `ObjectStore.get`, WeightsError and BadWeights."""
     claim = claim_of(event)
     delta = read_delta(objects.get(claim))
-    if not is_labelled(delta.header, event):
-        raise BadWeights(f"{claim.key} is labelled {delta.header.label}, which does not agree with its record")
+    if wrong := describe_mislabelling(delta.header, event):
+        raise BadWeights(f"{claim.key} is not the delta that its record in the topic of the weights says: {wrong}")
     return delta
 
 
@@ -154,7 +154,6 @@ def name_of(event: WeightsPublished) -> str:
     return f"the {event.kind} of version {event.version}"
 
 
-def _no_way_error(why: list[str]) -> str:
-    if why:
-        return f"{'; '.join(why)}: the next anchor (whole weights) repairs this"
-    return "no published deltas lead to it from the loaded weights: the next anchor (whole weights) repairs this"
+def _no_way_error(version: int, why: list[str]) -> str:
+    reasons = "; ".join(why) or f"no published objects lead to version {version}"
+    return f"{reasons}. From the next anchor (whole weights) on, versions can be loaded again"

@@ -36,7 +36,7 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
-            raise WeightsError(f"dtype {self.dtype!r} is not one of safetensors': {', '.join(ITEM_BYTES)}")
+            raise WeightsError(f"dtype {self.dtype!r} is not one of the dtypes of safetensors: {', '.join(ITEM_BYTES)}")
         expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
         if self.data.nbytes != expected:
             raise WeightsError(

@@ -163,10 +163,11 @@ class RunAccount:
         reported = [fields.position(position) for position in positions]
         for group in groups:
             partition, offset = fields.hint(group)
-            if 0 <= dict(reported).get(partition, offset + 1) <= offset:
+            if 0 <= (end := dict(reported).get(partition, offset + 1)) <= offset:
+                at = f"{self.recipe.topics.curated(policy_variant)}[{partition}]@{offset}"
                 self.found.add_sentence(
-                    f"version {version} of {policy_variant} was trained from a group at offset {offset} of curated "
-                    f"partition {partition}, which its trainer had not read: {where}"
+                    f"version {version} of {policy_variant} was trained on the group at {at}, but its trainer had read "
+                    f"that partition only to offset {end}: {where}"
                 )
             if self.known.keeps_positions:
                 numbers.named_positions[fields.use(group)] = partition, offset
@@ -358,8 +359,16 @@ def read_next_numbers(numbers: Mapping[str, Any]) -> dict[str, int]:
     """Return next numbers as integers. Raises ValueError for a number that no run can reach."""
     found = {stream: int(number) for stream, number in numbers.items()}
     if odd := {stream: number for stream, number in found.items() if not 0 <= number <= MOST_NUMBERS}:
-        raise ValueError(f"a next number must be from 0 to {MOST_NUMBERS}; got {odd}")
+        given = ", ".join(f"{number} for {stream}" for stream, number in odd.items())
+        raise ValueError(f"the number of a stream's next task must be from 0 to {MOST_NUMBERS}, but it is {given}")
     return found
+
+
+def describe_unusable(error: Exception) -> str:
+    """Return in words why the feeder's state cannot be used, for an error of NO_SNAPSHOT."""
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"its JSON does not have the form that the feeder writes ({type(error).__name__}: {error})"
 
 
 def list_own_topics(topics: Topics, variant: str) -> tuple[str, ...]:

@@ -45,8 +45,8 @@ class BatchRecords:
             )
         if before is not None and facts.revision < before.revision:
             self._wrong.append(
-                f"{name} was trained under recipe revision {facts.revision}, but the version before it under the later "
-                f"one {before.revision}: {facts.where}"
+                f"{name} was trained under recipe revision {facts.revision}, but the version before it was trained "
+                f"under the later revision {before.revision}: {facts.where}"
             )
         trainer = self._find_trainer(facts.revision)
         if trainer is None:
@@ -81,7 +81,10 @@ class BatchRecords:
         yield from self._wrong
         there = set(checkpoints)
         if self._before is not None and 0 not in there:
-            yield f"version 0 of {self._variant} has no checkpoint, but nothing may delete it"
+            yield f"version 0 of {self._variant} has no checkpoint record on `state`, although nothing may delete it"
         for version, where in self._checkpoints.items():
             if version not in there:
-                yield f"version {version} of {self._variant} has no checkpoint, but its recipe asks for one: {where}"
+                yield (
+                    f"version {version} of {self._variant} has no checkpoint record on `state`, although its recipe "
+                    f"revision asks for a checkpoint: {where}"
+                )

@@ -72,8 +72,8 @@ def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message
             begin, end = committed.begin[topic, partition], committed.end[topic, partition]
             if not begin <= commit.offset <= end:
                 yield (
-                    f"group {group.name} has committed offset {commit.offset} of {topic}[{partition}], which holds "
-                    f"{begin} to {end}"
+                    f"consumer group {group.name} has committed offset {commit.offset} of {topic}[{partition}], but "
+                    f"the offsets of that partition are {begin} to {end}"
                 )
         if group.component:
             yield from _compare_with_snapshots(group, committed, snapshots, run_id)
@@ -89,29 +89,47 @@ def _compare_with_snapshots(
         if newest is None:
             if commit is not None and _find_snapshot_offset(commit) >= 0:
                 offset = _find_snapshot_offset(commit)
-                yield f"group {group.name} restores {name} from snapshot {offset}, but `state` lacks that snapshot"
+                yield (
+                    f"consumer group {group.name} restores {name} from the snapshot at offset {offset} of `state`, but "
+                    "that snapshot is missing"
+                )
             continue
         try:
             snapshot = codec.decode(newest.value, Snapshot)
-            position = snapshot.positions[name]
-        except (SchemaError, KeyError) as error:
+            position = _find_position(snapshot, name)
+        except SchemaError as error:
             yield f"the snapshot {name_offset(newest)} of {name} cannot be read: {error}"
             continue
         if snapshot.run_id != run_id:
-            yield f"the snapshot {name_offset(newest)} of {name} is of run {snapshot.run_id!r:.60}"
+            yield f"the snapshot {name_offset(newest)} of {name} is of another run, with the id {snapshot.run_id!r:.60}"
         elif commit is None:
             if committed.commits:  # Kafka forgets all commits of a group that was stopped for days
-                yield f"group {group.name} has no committed offset of {name}, but a snapshot of offset {position}"
+                yield (
+                    f"consumer group {group.name} has no committed offset of {name}, but it has a snapshot of offset "
+                    f"{position}"
+                )
         elif commit.offset < position:
             yield (
-                f"group {group.name} has committed offset {commit.offset} of {name}, but its "
-                f"snapshot {name_offset(newest)} is of the later offset {position}"
+                f"consumer group {group.name} has committed offset {commit.offset} of {name}, but its snapshot "
+                f"{name_offset(newest)} is of the later offset {position}"
             )
         elif _find_snapshot_offset(commit) < newest.offset:
             yield (
-                f"group {group.name} restores {name} from snapshot {_find_snapshot_offset(commit)}, but "
-                f"{name_offset(newest)} is newer: it was written without committing its offset"
+                f"consumer group {group.name} restores {name} from {_name_snapshot(commit)}, but the snapshot "
+                f"{name_offset(newest)} is newer, and was written without a commit of its offset"
             )
+
+
+def _find_position(snapshot: Snapshot, name: str) -> int:
+    """Return the offset up to which a snapshot's partition was read. Raises SchemaError if it gives none."""
+    if name not in snapshot.positions:
+        raise SchemaError(f"it does not give the offset up to which {name} was read")
+    return snapshot.positions[name]
+
+
+def _name_snapshot(commit: Commit) -> str:
+    offset = _find_snapshot_offset(commit)
+    return "no snapshot" if offset < 0 else f"the snapshot at offset {offset} of `state`"
 
 
 def _find_snapshot_offset(commit: Commit) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
 
 from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.infra.kafka.clients import Message
@@ -18,6 +18,8 @@ from headrace.schemas.versions import find_version_range
 
 GroupIdentity = tuple[str, str, int]
 """(run id, stream, number)."""
+IDENTITY = ("run id", "stream", "number")
+"""Names of the parts of a GroupIdentity."""
 
 
 class UnfitValue(Exception):
@@ -34,7 +36,7 @@ def check_trajectories(message: Message, store: ObjectStore | None) -> Trajector
     _check_identity((group.run_id, group.stream, group.number), stamp)
     _check_versions(group.trajectories, stamp, has_all=group.claim is None)
     if group.policy != stamp.policy:
-        raise UnfitValue(f"its headers say policy {stamp.policy!r}, its value {group.policy!r}")
+        raise UnfitValue(describe_differences(("policy",), (stamp.policy,), (group.policy,)))
     return group
 
 
@@ -51,7 +53,7 @@ def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedG
     _check_identity((curated.run_id, curated.stream, curated.number), stamp)
     said, headers = (curated.use, curated.revision, curated.min_version), (stamp.use, stamp.revision, stamp.min_version)
     if said != headers and not (curated.use and said[:2] == headers[:2]):
-        raise UnfitValue(f"its headers give use, recipe revision and oldest version {headers}, its value gives {said}")
+        raise UnfitValue(describe_differences(("use", "recipe revision", "oldest version"), headers, said))
     if curated.use and not curated.group:
         return curated, TrajectoryGroup()
     group = _decode_group(curated.group, store)
@@ -81,10 +83,11 @@ def check_task(message: Message) -> Task:
         task = codec.decode(message.value, Task)
     except SchemaError as error:
         raise UnfitValue(str(error)) from error
-    if task_stamp(task, stamp.policy) != replace(stamp, min_version=-1, max_version=-1, head_version=-1):
-        raise UnfitValue(f"its headers say {stamp}, its value {task_stamp(task, stamp.policy)}")
+    own, named = task_stamp(task, stamp.policy), replace(stamp, min_version=-1, max_version=-1, head_version=-1)
+    if own != named:
+        raise UnfitValue(describe_differences([one.name for one in fields(Stamp)], astuple(named), astuple(own)))
     if message.key != stamp.key:
-        raise UnfitValue(f"its key is {message.key!r:.60}, its headers name {stamp.stream}:{stamp.number}")
+        raise UnfitValue(f"its key is {message.key!r:.60}, but its headers name {stamp.stream}:{stamp.number}")
     return task
 
 
@@ -107,12 +110,14 @@ def _check_versions(trajectories: Sequence[Trajectory], stamp: Stamp, *, has_all
         for sequence in trajectory.sequences:
             if int(sequence.version_runs[1::2].sum()) != len(sequence.ids):
                 raise UnfitValue(
-                    f"a sequence has {len(sequence.ids)} tokens, but versions for {sequence.version_runs[1::2].sum()}"
+                    f"a sequence has {len(sequence.ids)} tokens, but its version_runs give versions to "
+                    f"{sequence.version_runs[1::2].sum()} tokens"
                 )
     found = find_version_range(trajectories)
     if found != (stamp.min_version, stamp.max_version):
         raise UnfitValue(
-            f"its tokens are of versions {found}, but its headers say {stamp.min_version, stamp.max_version}"
+            f"its tokens are of versions {found[0]} to {found[1]}, but its headers say {stamp.min_version} to "
+            f"{stamp.max_version}"
         )
 
 
@@ -164,4 +169,13 @@ def _fetch(store: ObjectStore, claim: ClaimCheck) -> bytes:
 def _check_identity(found: GroupIdentity, stamp: Stamp) -> None:
     wanted = (stamp.run_id, stamp.stream, stamp.number)
     if found != wanted:
-        raise UnfitValue(f"its headers name {wanted}, its value {found}")
+        raise UnfitValue(describe_differences(IDENTITY, wanted, found))
+
+
+def describe_differences(names: Sequence[str], headers: Sequence[object], value: Sequence[object]) -> str:
+    """Return in words which facts of a record differ between its headers and its value."""
+    return "; ".join(
+        f"its {name} is {one!r:.60} by its headers, but {other!r:.60} by its value"
+        for name, one, other in zip(names, headers, value, strict=True)
+        if one != other
+    )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TrajectoryGroup
+from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TierResult, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR, is_eval
 
 WAITS = REACHED
@@ -212,7 +212,10 @@ class Evaluations:
     def _find_foreign(self) -> Iterator[str]:
         for workflow, end in sorted(self._seen.items()):
             if end > self._issued.get(workflow, 0):
-                yield f"eval.{workflow}:{end - 1} is a task, but the feeder's snapshot does not count it as issued"
+                yield (
+                    f"eval.{workflow}:{end - 1} has a record on the eval-tasks topic, but the feeder's snapshot does "
+                    "not count it as issued"
+                )
         for policy, pages in self._pages.items():
             for page in pages.iterate():
                 foreign = (page.mask(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
@@ -309,11 +312,26 @@ def _mask_unanswered(page: Page) -> Mask:
 
 
 def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:
-    return ", ".join(
-        f"{name} {getattr(expected, name)} -> {getattr(found, name)}"
-        for name in names
-        if repr(getattr(expected, name)) != repr(getattr(found, name))  # NaN is another than itself
-    )
+    """Return the fields that differ, each with both values; of `tiers`, the fields of each tier that differ."""
+    words = []
+    for name in names:
+        one, other = getattr(expected, name), getattr(found, name)
+        if repr(one) == repr(other):  # NaN is another than itself
+            continue
+        words += _describe_tiers(one, other) if name == "tiers" else [f"{name} {one} -> {other}"]
+    return ", ".join(words)
+
+
+def _describe_tiers(expected: Sequence[TierResult], found: Sequence[TierResult]) -> list[str]:
+    names = [[one.tier for one in tiers] for tiers in (expected, found)]
+    if names[0] != names[1]:
+        return [f"tiers {' and '.join(names[0]) or 'none'} -> {' and '.join(names[1]) or 'none'}"]
+    return [
+        f"{field.name} of tier {one.tier} {getattr(one, field.name)} -> {getattr(other, field.name)}"
+        for one, other in zip(expected, found, strict=True)
+        for field in fields(TierResult)
+        if repr(getattr(one, field.name)) != repr(getattr(other, field.name))
+    ]
 
 
 def _name_evaluation(key: EvaluationKey) -> str:

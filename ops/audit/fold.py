@@ -19,7 +19,15 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.account import NO_SNAPSHOT, OF_PLAIN, OF_RECORD, RecordId, RunAccount, read_issued
+from headrace.ops.audit.account import (
+    NO_SNAPSHOT,
+    OF_PLAIN,
+    OF_RECORD,
+    RecordId,
+    RunAccount,
+    describe_unusable,
+    read_issued,
+)
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
@@ -196,7 +204,8 @@ class AuditFold:
     def _fold_trajectories(self, message: Message) -> bool:
         policy, group = self._read_checked_headers(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
-            raise HeaderError(f"number {group.number} does not belong to this partition")
+            own = group.number % self.recipe.kafka.partitions
+            raise HeaderError(f"number {group.number} does not belong to this partition, but to partition {own}")
         record_id = (message.topic, message.partition, message.offset)
         return self.account.fold_produced(policy, group.stream, group.number, record_id)
 
@@ -234,4 +243,5 @@ class AuditFold:
             if snapshot is not None and snapshot.run_id == self.run_id:
                 self.account.take_issued(snapshot)
         except NO_SNAPSHOT as error:
-            self.account.found.add_sentence(f"the feeder's snapshot {name_offset(message)} cannot be read: {error}")
+            why = describe_unusable(error)
+            self.account.found.add_sentence(f"the feeder's snapshot {name_offset(message)} cannot be read: {why}")

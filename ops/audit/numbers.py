@@ -342,7 +342,11 @@ class PolicyNumbers:
                 lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
                 lost &= ~self._mask_forgotten(page)
                 found.add(
-                    self._list_problems_at(page, lost, "is in flight, but has neither a waiting task nor a group"),
+                    self._list_problems_at(
+                        page,
+                        lost,
+                        "is in flight, but its task does not wait for a worker, and no worker has produced its group",
+                    ),
                     _sum(lost),
                 )
         return found
@@ -357,7 +361,7 @@ class PolicyNumbers:
                     found.add(self._list_problems_at(page, mask, what), count)
         for stream, next_number in seen.items():
             first = issued.get(stream, 0)
-            what = "is a task, but the feeder's snapshot does not count it as issued"
+            what = "has a record on the tasks topic, but the feeder's snapshot does not count it as issued"
             unknown = (AuditProblem(what, self.policy, stream, number) for number in range(first, next_number))
             found.add(unknown, max(next_number - first, 0))
         if scope.drained:
@@ -366,7 +370,7 @@ class PolicyNumbers:
         return found
 
     def _list_problems_at(self, page: Page, mask: Mask, what: str) -> Iterator[AuditProblem]:
-        use = f", use {page.use}," if page.use else ""
+        use = f"(use {page.use})" if page.use else ""
         for at in np.flatnonzero(mask):
             conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]
             words = what.format(reason=_describe_conclusion(conclusion))

@@ -20,7 +20,7 @@ from headrace.infra.weights.files import TOKENIZER_FILE, list_anchor_files
 from headrace.infra.weights.folder import open_weights
 from headrace.infra.weights.held import HeldWeights
 from headrace.infra.weights.offline import open_delta
-from headrace.infra.weights.paths import MERGED, WHOLE, is_labelled, is_whole, list_claims
+from headrace.infra.weights.paths import MERGED, WHOLE, describe_mislabelling, is_whole, list_claims
 from headrace.infra.weights.tensor_file import read_metadata
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas import codec
@@ -120,8 +120,8 @@ class ObjectChecks:
             yield f"it lacks {', '.join(missing)}, which workers need to serve it"
         before = self._files.setdefault(_policy_variant(event), names)
         if names != before:
-            here, there = (", ".join(sorted(some)) for some in (names, before))
-            yield f"its files are {here}, but the whole weights before it have {there}"
+            here, there = (", ".join(sorted(some)) or "none" for some in (names, before))
+            yield f"its files are {here}, but those of the whole weights before it are {there}"
         self._files[_policy_variant(event)] = names
 
     def _compute_hash(self, event: WeightsPublished, claim: ClaimCheck) -> str:
@@ -243,6 +243,6 @@ def _policy_variant(record: WeightsPublished | CheckpointPointer) -> str:
 
 def _open_labelled(event: WeightsPublished, path: Path) -> Delta:
     delta = open_delta(path)
-    if not is_labelled(delta.header, event):
-        raise WeightsError(f"its delta has the label {delta.header.label}, which differs from its record")
+    if wrong := describe_mislabelling(delta.header, event):
+        raise WeightsError(f"it is not the delta that its record says: {wrong}")
     return delta

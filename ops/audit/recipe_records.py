@@ -34,8 +34,8 @@ def recipe_problems(
         number = revision.revision
         if number not in first:
             if number != len(first):
-                found = f"recipe revision {number} follows {len(first) - 1}"
-                yield f"{found}, so the revisions between are missing: {where}"
+                found = f"recipe revision {number} follows {len(first) - 1}, so the revisions between are missing"
+                yield f"{found if first else f'the recipe topic begins with revision {number}, not 0'}: {where}"
             first[number] = where, revision
             continue
         before, known = first[number]
@@ -97,7 +97,7 @@ def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterato
         if one.plug_ins[name] != other.plug_ins[name]:
             yield f"plug-in {name}: source {one.plug_ins[name][:12]} -> {other.plug_ins[name][:12]}"
     if one.swapped != other.swapped:
-        yield "whether it was swapped"
+        yield "whether `headrace swap` wrote it"
 
 
 def _with_sources(one: RecipeRevision, other: RecipeRevision) -> RecipeRevision:

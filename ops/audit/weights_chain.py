@@ -93,10 +93,10 @@ class WeightsChain:
         for which, weights in ((base_version, link.base), (version, link.result)):
             event = self._find_event(which)
             if event is None or (event.result, event.epoch) != (weights, link.epoch):
-                found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
                 self.broken.add_sentence(
-                    f"the merged delta of versions {base_version} to {version} of {self.policy} has version {which} as "
-                    f"{_shorten(weights)} of epoch {link.epoch}, but that version {found}: {link.where}"
+                    f"the merged delta of versions {base_version} to {version} of {self.policy} names weights "
+                    f"{_shorten(weights)} of epoch {link.epoch} for version {which}, but that version "
+                    f"{_describe_event(event)}: {link.where}"
                 )
 
     def find_positions_past_end(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
@@ -125,10 +125,9 @@ class WeightsChain:
         """Record that a version's weights were published again, whole; this comes after the version's event."""
         event = self._find_event(version)
         if event is None or (event.result, event.epoch) != (link.result, link.epoch):
-            found = "is not published" if event is None else f"is {_shorten(event.result)} of epoch {event.epoch}"
             self.broken.add_sentence(
                 f"the whole weights of version {version} of {self.policy} are {_shorten(link.result)} of epoch "
-                f"{link.epoch}, but that version {found}: {link.where}"
+                f"{link.epoch}, but that version {_describe_event(event)}: {link.where}"
             )
 
     def fold_checkpoint(self, version: int, link: ChainLink) -> None:
@@ -224,7 +223,8 @@ class WeightsChain:
         for before, version in zip([begin, *versions], versions, strict=False):
             if version > before + 1:
                 gap = f"versions {before + 1} to {version - 1}" if version > before + 2 else f"version {before + 1}"
-                yield f"no batch record names {gap} of {self.policy}: {self._batches[version].where} follows"
+                following = f"the next one, {self._batches[version].where}, names version {version}"
+                yield f"no batch record names {gap} of {self.policy}: {following}"
 
     def _find_cuts(self) -> Iterator[str]:
         for version in sorted(self._batches):
@@ -234,23 +234,23 @@ class WeightsChain:
             name = f"version {version} of {self.policy}"
             if link.epoch == before.epoch and link.base != before.result:
                 yield (
-                    f"{name} was trained from weights {_shorten(link.base)}, but the version before it is "
+                    f"{name} was trained from weights {_shorten(link.base)}, but the version before it has weights "
                     f"{_shorten(before.result)}: {before.where} and {link.where}"
                 )
             elif link.epoch not in (before.epoch, before.epoch + 1):
-                yield f"{name} is of epoch {link.epoch}, but the version before is of {before.epoch}: {link.where}"
+                yield (
+                    f"{name} is of epoch {link.epoch}, but after a version of epoch {before.epoch} it can only be "
+                    f"{before.epoch} or {before.epoch + 1}: {link.where}"
+                )
 
     def _find_wrong_bases(self) -> Iterator[str]:
         """Yield the deltas whose base weights are not those of the version that they name."""
         for version, base in self._bases.items():
             link, before = self._events[version], self._find_event(base)
             if before is None or (before.result, before.epoch) != (link.base, link.epoch):
-                found = (
-                    "is not published" if before is None else f"is {_shorten(before.result)} of epoch {before.epoch}"
-                )
                 yield (
-                    f"version {version} of {self.policy} is a delta of epoch {link.epoch} on {_shorten(link.base)}, "
-                    f"but version {base}, which it names, {found}: {link.where}"
+                    f"version {version} of {self.policy} is a delta of epoch {link.epoch} on weights "
+                    f"{_shorten(link.base)}, but its base, version {base}, {_describe_event(before)}: {link.where}"
                 )
 
     def _find_left_out(self, *, still: bool, over: bool) -> Iterator[str]:
@@ -287,14 +287,20 @@ class WeightsChain:
                 batch = self._batches.get(version) or (self._events.get(version) if version == first else None)
                 if batch is None:
                     if still or version <= newest:
-                        yield f"no batch record names version {version} of {self.policy}: {link.where} does"
+                        yield f"no batch record names version {version} of {self.policy}, but {link.where} does"
                 elif (batch.result, batch.epoch) != (link.result, link.epoch) and self._find_epoch_anchor(
                     version
                 ) != link:
                     yield (
-                        f"version {version} of {self.policy} is {_shorten(batch.result)} of epoch {batch.epoch} by "
-                        f"{batch.where}, and {_shorten(link.result)} of epoch {link.epoch} by the {what} {link.where}"
+                        f"version {version} of {self.policy} has weights {_shorten(batch.result)} of epoch "
+                        f"{batch.epoch} in {batch.where}, but weights {_shorten(link.result)} of epoch {link.epoch} "
+                        f"in the {what} {link.where}"
                     )
+
+
+def _describe_event(event: ChainLink | None) -> str:
+    """Return the weights of a version's event, after the version's name."""
+    return "is not published" if event is None else f"has weights {_shorten(event.result)} of epoch {event.epoch}"
 
 
 def _shorten(weights_hash: str) -> str:

@@ -233,7 +233,8 @@ class WholeAudit:
         if self.deep is not None:
             self.deep.objects = None
         self.unchecked = (
-            f"the object store cannot be read, so no further objects are checked (--no-store skips it): {why}"
+            f"the object store cannot be read, so no further objects are checked (to check only the topics, give "
+            f"--no-store): {why}"
         )
 
     # ------------------------------------------------------------------------------------------------------- positions

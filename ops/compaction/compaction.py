@@ -71,14 +71,14 @@ class Compaction:
     def explain_nothing(self) -> str:
         """Return why nothing is to be merged now."""
         if self.left_out:
-            return f"no merging before the next anchor: {self.left_out}"
+            return f"merging waits for the next anchor (whole weights): {self.left_out}"
         if self._anchor is None:
             return "no version is published yet"
         since = self._merged or self._anchor
         count = sum(delta.version > since.version for delta in self._deltas)
         what = "one delta follows" if count == 1 else f"{count} deltas follow"
-        which = "the last merged one" if self._merged else "the last anchor"
-        return f"{what} version {since.version}, {which}, and up to {self._every} may stay unmerged (--every)"
+        which = "the last merged delta" if self._merged else "the last anchor"
+        return f"{what} version {since.version}, {which}; up to {self._every} may stay unmerged (--every)"
 
     def refuse(self, event: WeightsPublished, why: str) -> None:
         """Record that an object of `deltas_to_merge` is bad. A bad merged delta can be replaced by its parts."""

@@ -164,8 +164,8 @@ def _check_folder(sweep: Sweep, folder: DataFolder) -> None:
     notes = folder.read()
     if notes is not None and not notes.run.startswith(f"{sweep.name}-"):
         raise UsageError(
-            f"{folder.root} holds run {notes.run}, but runs of this sweep begin with {sweep.name}-: give another "
-            "folder by --data"
+            f"{folder.root} holds run {notes.run}, but the names of this sweep's runs begin with {sweep.name}-: give "
+            "another folder by --data"
         )
 
 
@@ -183,7 +183,7 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
         if path.exists() and source != source_before:
             raise UsageError(
                 f"{path.parent} holds run {run.name}, but {_compare_sources(source_before, source)}: give the sweep "
-                "another folder by --data, or another name, or remove that folder to make the run again"
+                "another folder by --data, or remove that folder to make the run again"
             )
         if path.exists():
             before, now = Recipe.from_json(path.read_text()), remove_addresses(run.recipe)
@@ -191,15 +191,14 @@ def _check_same(runs: Sequence[SweepRun], run_folders: dict[str, RunFolder], sou
                 raise UsageError(
                     f"{path.parent} holds run {run.name} of another recipe:\n"
                     + "\n".join(f"  {line}" for line in changed)
-                    + "\nGive the sweep another folder by --data, or another name, or remove that folder to make the "
-                    "run again"
+                    + "\nGive the sweep another folder by --data, or remove that folder to make the run again"
                 )
 
 
 def _compare_sources(before: str, now: str) -> str:
     """Return in words how the source of an existing run's trajectories differs from the sweep file."""
     if not before:
-        return "it was played, while the sweep file now has an `archive`"
+        return "it was a run with rollouts, while the sweep file now has an `archive`"
     if not now:
         return "its trajectories came from an archive, while the sweep file now has no `archive`"
     return "the sweep file now names another `archive`, or the archive has changed"

@@ -175,7 +175,7 @@ def _read_sweep_text(name: str) -> tuple[Path | None, str]:
     if name in shipped:
         return None, shipped[name].read_text(encoding="utf-8")
     raise UsageError(
-        f"there is no sweep {name!r}: the file {path.absolute()} does not exist, and the shipped sweeps are "
+        f"there is no sweep {name!r}: {path.absolute()} is not a file, and the shipped sweeps are "
         f"{', '.join(shipped) or 'none'}"
     )
 

@@ -131,7 +131,7 @@ def choose(dead_letters: list[ListedDeadLetter], offsets: set[int], reason: str 
     if unknown := offsets - {dead_letter.offset for dead_letter in dead_letters}:
         raise UsageError(
             f"there is no dead letter at offset {', '.join(map(str, sorted(unknown)))} that could be sent back; "
-            "`headrace dead-letters` lists them"
+            "`headrace dead-letters` lists the offsets"
         )
     about: defaultdict[LetterSource, list[ListedDeadLetter]] = defaultdict(list)
     for dead_letter in dead_letters:

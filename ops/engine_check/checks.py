@@ -39,8 +39,9 @@ async def check_logprobs(subject: Subject) -> str:
     own, other = (float(np.mean(one)) for one in zip(*((gap.own, gap.other) for gap in gaps), strict=True))
     if other < SURE_GAP * subject.tolerance:
         raise Broken(
-            f"the two sets of weights differ by only {other:.2g} in the mean log-probability, but telling versions "
-            f"apart needs {SURE_GAP * subject.tolerance:.2g} ({SURE_GAP} times --tolerance): lower --tolerance"
+            f"the checks swap two sets of weights, whose log-probabilities differ by only {other:.2g} in the mean. To "
+            f"tell the sets apart, the checks need {SURE_GAP * subject.tolerance:.2g} ({SURE_GAP} times --tolerance): "
+            "lower --tolerance"
         )
     convention = subject.engine.logprob_convention
     return f"{tokens} tokens at temperatures 1, 0.6 and 0 ({convention}) differ by {own:.1e} in the mean"
@@ -68,16 +69,16 @@ async def check_ends(subject: Subject) -> str:
     whole = await subject.generate(prompt, greedy)
     if whole.finish_reason != "length" or len(whole.ids) != greedy.max_tokens:
         raise Broken(
-            f"without stop ids it must make 24 tokens and end as 'length'; it made {len(whole.ids)} and ended as "
-            f"{whole.finish_reason!r}"
+            "a request for 24 tokens without stop ids must return 24 tokens with finish_reason 'length'; it returned "
+            f"{len(whole.ids)} with {whole.finish_reason!r}"
         )
     stop = int(whole.ids[5])
     expected = whole.ids[: whole.ids.tolist().index(stop) + 1].tolist()
     cut = await subject.generate(prompt, replace(greedy, stop_ids=(stop,)))
     if (cut.ids.tolist(), cut.finish_reason) != (expected, "stop"):
         raise Broken(
-            f"with stop id {stop} it must make the tokens {expected} and end as 'stop'; it made {cut.ids.tolist()} and "
-            f"ended as {cut.finish_reason!r}"
+            f"a request with stop id {stop} must return the tokens {expected} with finish_reason 'stop'; it returned "
+            f"{cut.ids.tolist()} with {cut.finish_reason!r}"
         )
     return "ended at 24 tokens as 'length', and at a stop id as 'stop'"
 
@@ -132,13 +133,13 @@ async def check_deadline(subject: Subject) -> str:
     took = time.monotonic() - began
     if made.finish_reason != "cancelled" and took < SOON_S:
         raise Skipped(
-            f"all {len(made.ids)} tokens were made within {took:.1f} s; a server may need {SOON_S:g} s to cancel a "
-            "request"
+            f"all {len(made.ids)} tokens were made within {took:.1f} s, but a server may need {SOON_S:g} s to cancel a "
+            "request: the model is too fast for this check"
         )
     if made.finish_reason != "cancelled":
         raise Broken(
-            f"with deadline_s = 0 it must end as 'cancelled' within {SOON_S:g} s; it made {len(made.ids)} tokens in "
-            f"{took:.1f} s and ended as {made.finish_reason!r}"
+            f"a request with deadline_s = 0 must end within {SOON_S:g} s, with finish_reason 'cancelled'; it returned "
+            f"{len(made.ids)} tokens after {took:.1f} s with {made.finish_reason!r}"
         )
     if len(made.ids):
         subject.compare(prompt, made)
@@ -234,7 +235,11 @@ async def check_held_versions(subject: Subject) -> str:
         more = {} if version is None else {"version": version}
         made = await subject.generate(prompt, sampling, **more)
         if {named for named, _ in made.version_runs} != {expected}:
-            raise Broken(f"version {expected} must answer; version_runs are {made.version_runs}")
+            asked = "without a version" if version is None else f"for version {version}"
+            raise Broken(
+                f"a request {asked} must be answered by version {expected} alone; its version_runs are "
+                f"{made.version_runs}"
+            )
         subject.compare(prompt, made)
     await call_in_thread(subject.engine.release, subject.policy, held)
     try:

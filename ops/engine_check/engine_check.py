@@ -88,7 +88,8 @@ def _choose_policy(request: EngineCheckRequest) -> str:
     if request.policy is None and len(names) == 1:
         return names[0]
     if request.policy not in names:
-        raise UsageError(f"--policy {request.policy or 'is missing'}: name a policy of the recipe: {', '.join(names)}")
+        wrong = f"the recipe has no policy {request.policy}" if request.policy else "the recipe has several policies"
+        raise UsageError(f"{wrong}: give --policy with one of {', '.join(names)}")
     return request.policy
 
 

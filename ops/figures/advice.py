@@ -179,8 +179,8 @@ def _look_at_cut_off(newest: Sequence[_Seen], max_tokens: int) -> Iterator[tuple
         return
     words = (
         f"All {len(lengths)} trajectories of the newest {len(newest)} groups have {size}. If they were cut off, raise "
-        "rollout.max_tokens, or the `max_tokens` that the workflow passes to `generate`, or check that the policy ever "
-        "generates an end token."
+        "rollout.max_tokens or the `max_tokens` that the workflow passes to `generate`. Also check that the policy "
+        "ever generates an end token."
     )
     yield "all_cut_off", words
 
@@ -209,8 +209,8 @@ def _look_at_held_out(
     words = (
         f"Training reward has risen ({low:.2f} → {high:.2f}) while held-out reward has fallen "
         f"({best.avg_at_k:.2f} at version {best.version} → {last.avg_at_k:.2f} at version {last.version}): the "
-        f"policy may exploit the scorer or memorize the training tasks. {LOOK_AT_ANSWERS} Use more tasks, or stop at "
-        f"version {best.version}."
+        f"policy may exploit the scorer or memorize the training tasks. {LOOK_AT_ANSWERS} Use more tasks, or take the "
+        f"weights of version {best.version} (`headrace weights export FOLDER --version {best.version}`)."
     )
     yield "held_out_falls", words
 

@@ -28,7 +28,7 @@ def describe_end_of_failing(limit_s: float, *, is_hopeless: bool, has_launcher: 
         return itself
     if not has_launcher:
         ends = f"`headrace up` and `headrace watch` end with exit code 1 {when}"
-        return f"{itself}; {ends}, parts that were started one by one do not"
+        return f"{itself}; {ends}, but parts that were started one by one continue"
     if is_hopeless:
         return f"nothing more: `headrace up` ends {when}"
     return f"{itself}; `headrace up` ends with exit code 1 {when}"

@@ -67,7 +67,7 @@ ADVICE_BY_REASON = {
     "expired": ("workers play newer groups", "raise trainer.max_staleness, or run fewer workers for this trainer"),
     "surplus": ("newer groups are trained on", "run fewer workers for this trainer"),
     "algorithm_failed": (
-        "the next groups go through the chain; eight in a row that fail end the curator",
+        "the next groups go through the chain; eight failed groups in a row end the curator",
         "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
     ),
     "failed": ("the feeder issues further tasks", "`headrace discards` shows how the episodes fail"),
@@ -240,7 +240,7 @@ class _Stand:
             return None
         begin_ms = self.seen.groups.begin_ms(self.policy_variant)
         since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
-        what = f"is trained on hardly any group since {self._format_time(since_ms)}"
+        what = f"has been trained on hardly any group since {self._format_time(since_ms)}"
         return self._build_standstill(_build_discarded_cause(count, discarded), since_ms, what)
 
     def _build_standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
@@ -272,7 +272,7 @@ class _Stand:
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
         frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]
         short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
-        to_do = f"{self._log_hint(f'rollout-{streams[0]}-0')}, or start some by `headrace rollout --run ADDRESS`"
+        to_do = f"{self._log_hint(f'rollout-{streams[0]}-0')}, or start workers by `headrace rollout --run ADDRESS`"
         return _Cause("no_worker", short, self._describe_restarts("rollout-"), to_do)
 
     def _blame_waiting(self) -> _Cause | None:

@@ -255,7 +255,7 @@ def _describe_attempt(message: Message, run_id: str) -> PlayAttempt:
     try:
         stamp = Stamp.from_headers(message.headers)
         group = codec.decode(message.value, TrajectoryGroup)
-        unreadable = "" if stamp.run_id == run_id else f"it is of run {stamp.run_id}"
+        unreadable = "" if stamp.run_id == run_id else f"it is a record of another run, {stamp.run_id}"
     except (HeaderError, SchemaError) as error:
         unreadable = str(error)
     return PlayAttempt(
@@ -337,8 +337,8 @@ def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
     """
     if run.source:
         raise UsageError(
-            f"run {run.address.run} is an offline experiment, trained on the groups of run {run.source}: give --run "
-            f"{run.source}"
+            f"run {run.address.run} is an offline experiment, trained on the groups of run {run.source}: write "
+            f"{run.source} instead of {run.address.run} after --run"
         )
     stream, number = parse_group(run, group)
     trained = find_trained_policies(run, stream)

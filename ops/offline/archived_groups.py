@@ -21,6 +21,8 @@ from headrace.trainers.batches.groups import DecodedGroup, decode_group
 from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.versions.history import History, fold_history
 
+ANEW = "without --batches, `headrace offline train` makes new batches of the groups that are there"
+
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
@@ -124,22 +126,25 @@ def iterate_batches(
         while position not in held:
             message = next(partitions[use.partition], None)
             if message is None or message.offset > use.offset:
-                raise LineageBroken(f"{topic}[{use.partition}] of {archive.root} has no record at offset {use.offset}")
+                raise LineageBroken(
+                    f"{topic}[{use.partition}] of {archive.root} has no record at offset {use.offset}, but a batch "
+                    f"names group {use.stream}:{use.number} there: {ANEW}"
+                )
             if message.offset in wanted[use.partition]:
                 held[use.partition, message.offset] = (message, codec.decode(message.value, CuratedGroup))
         message, curated = held.pop(position)
         if UseId.of(curated) != UseId.of(use):
             raise LineageBroken(
                 f"{topic}[{use.partition}] of {archive.root} must hold group {use.stream}:{use.number} at offset "
-                f"{use.offset}, as its batch says, but it holds {curated.stream}:{curated.number}"
+                f"{use.offset}, as its batch says, but it holds {curated.stream}:{curated.number}: {ANEW}"
             )
         first = first_uses.complete(message, curated)
         if first is None:
-            raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}")
+            raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}: {ANEW}")
         return decode_group(archive, first)
 
     for batch in batches:
         try:
             yield batch, [find(use) for use in batch.groups]
         except (ObjectMissing, ObjectCorrupt) as error:
-            raise LineageBroken(f"version {batch.version} cannot be trained again: {error}") from error
+            raise LineageBroken(f"version {batch.version} cannot be trained again ({error}): {ANEW}") from error

@@ -25,7 +25,10 @@ from headrace.trainers.learner.model import load_model, save_model_files
 from headrace.trainers.start import build_first_model
 from headrace.trainers.versions.remake import load_learner_at
 
-HOW = "give by --start an archive made with weights, or a folder in Hugging Face's layout"
+ELSEWHERE = (
+    "begin with `headrace offline train --start` and another archive with weights, or a folder in Hugging Face's layout"
+)
+HOW = f"add checkpoints to it with `headrace archive --with-weights`, or {ELSEWHERE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def begin(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> 
     if found is not None:
         return found
     if source is not None and folder is not None:
-        raise UsageError(f"--start {folder}: this archive holds no checkpoint of policy {policy}; {HOW}")
+        raise UsageError(f"the archive {folder} holds no checkpoint of policy {policy}: {HOW}")
     return _start_from_model(archive, policy, recipe, folder)
 
 
@@ -84,7 +87,9 @@ def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start 
         learner = load_learner_at(source, pointer, history.files, recipe)
         files = {file.name: source.get(file.claim) for file in history.files if file.claim is not None}
     except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
-        raise LineageBroken(f"the checkpoint of version {pointer.version} cannot be read: {error}; {HOW}") from error
+        raise LineageBroken(
+            f"the checkpoint of version {pointer.version} in {source.root} cannot be read ({error}): {ELSEWHERE}"
+        ) from error
     return Start(learner, files, f"the checkpoint of version {pointer.version} in {source.root}")
 
 

@@ -16,7 +16,13 @@ from headrace.infra.archive.manifest import ArchivedObject
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.clients import KafkaRefused, LogTruncated, fetch_begin_offsets, fetch_end_offsets
+from headrace.infra.kafka.clients import (
+    TAIL_IS_LOST,
+    KafkaRefused,
+    LogTruncated,
+    fetch_begin_offsets,
+    fetch_end_offsets,
+)
 from headrace.infra.kafka.topic_admin import fetch_topic_ids
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, refuse_lost_tail
 from headrace.infra.progress import open_progress
@@ -272,8 +278,9 @@ def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Read
         refuse_lost_tail(run.connection, positions)
     except LogTruncated as error:
         raise KafkaRefused(
-            f"the newest records of the archive {writer.location} are not in the cluster any more: give another --out, "
-            f"to archive the records that are left. {error}"
+            f"the cluster has lost records that the archive {writer.location} has: {error.lost}. {TAIL_IS_LOST}, "
+            "so this archive cannot be continued. Bring back a replica that has the records; or keep this archive, and "
+            "give another --out for the records that are left"
         ) from error
     found = _Reading(fetch_end_offsets(run.connection, partition_ids))
     for partition_id, begin in fetch_begin_offsets(run.connection, partition_ids).items():

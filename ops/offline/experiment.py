@@ -228,7 +228,11 @@ def _make_versions(
             f"--from {min(past.checkpoints)} to continue it, or another name by --into"
         )
     pointer = past.checkpoint or history.checkpoints[start]
-    learner = restore_learner(run, pointer, output.uploader.files, run.revisions[batches[0].revision])
+    recipe, files = run.revisions[batches[0].revision], output.uploader.files
+    if past.checkpoint is None:
+        learner = restore_learner(run, pointer, files, recipe)
+    else:
+        learner = restore_learner(run, pointer, files, recipe, "begin a new experiment with another name by --into")
     base_hash = hash_learner(learner)  # of a merged adapter the bits here, which may not be those of the pointer
     if past.checkpoints:
         _check_same(run, learner, pointer.weights_hash)

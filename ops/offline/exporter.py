@@ -119,8 +119,8 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
     topic = next((one for one in both if one in archive.manifest.topics), None)
     if topic is None:
         raise UsageError(
-            f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}: archive the "
-            f"run again with --topics {both[0]}"
+            f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}: add them with "
+            f"`headrace archive --topics {both[0].removeprefix(f'{archive.manifest.run}.')}`"
         )
     done, tokenizer = Exported(), _load_tokenizer(archive, name)
     whole = archive.manifest.topics[topic].records
@@ -159,7 +159,8 @@ def _choose_policy(archive: Archive, asked: str | None) -> str:
     if asked is None and len(known) == 1:
         return known[0]
     if asked not in known:
-        raise UsageError(f"--policy {asked or 'is missing'}: name one of the run's policies, {', '.join(known)}")
+        wrong = f"the run has no policy {asked}" if asked else "the run has several policies"
+        raise UsageError(f"{wrong}: give --policy with one of {', '.join(known)}")
     return asked
 
 

@@ -150,7 +150,11 @@ def _list_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[T
         raise UsageError(
             f"evaluate.problems is {recipe.evaluate.problems}, but the environment of workflow {workflow} holds out "
             f"{size} problems: "
-            + (f"give --set evaluate.problems={size}" if size else "hold out some problems, or use another workflow")
+            + (
+                f"give --set evaluate.problems={size}"
+                if size
+                else "use a recipe in which every environment holds out problems"
+            )
         )
     for number in range(recipe.evaluate.problems):
         problem = spec.environment.problem("held_out", number)

@@ -132,9 +132,10 @@ def run_offline(request: OfflineRequest) -> OfflineSummary:
             "the recipe has several policies: train one of them with `headrace offline train --policy NAME`"
         )
     if recipe.feed.selector != type(recipe.feed)().selector:
+        named = ", ".join(one.describe() for one in recipe.feed.selector)
         raise UsageError(
-            f"feed.selector is {recipe.feed.selector!r}, but an archive has no tasks to choose: leave feed.selector "
-            "out, or use `headrace up`"
+            f"feed.selector is {named}, but an archive has no tasks to choose: leave feed.selector out, or use "
+            "`headrace up`"
         )
     archive = Archive(request.archive)
     asked = _build_experiment_recipe(archive, recipe)

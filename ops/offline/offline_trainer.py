@@ -148,7 +148,7 @@ def train_offline(
         kept = _write_weights(made, start, folder, request.keep_every)
         versions = _write_lines(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
-            raise UsageError(_explain_no_version(archive, start.learner, counts))
+            raise UsageError(_explain_no_version(archive, policy, start.learner, counts))
         found = TrainedOffline(
             out=str(out),
             archive=str(source),
@@ -201,11 +201,12 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
     known = tuple(before[-1].policies)
     policy = request.policy or (known[0] if len(known) == 1 else "")
     if policy not in known:
-        raise UsageError(f"--policy {policy or 'is missing'}: name one of the run's policies, {', '.join(known)}")
+        wrong = f"the run has no policy {policy}" if policy else "the run has several policies"
+        raise UsageError(f"{wrong}: give --policy with one of {', '.join(known)}")
     if archive.topics.curated(policy) not in archive.manifest.topics:
         raise UsageError(
-            f"the archive {archive.root} holds no curated groups of policy {policy}: add the topic curated.{policy} to "
-            "it with `headrace archive`, or make them with `headrace offline curate`"
+            f"the archive {archive.root} holds no curated groups of policy {policy}: add them with `headrace archive "
+            f"--topics curated.{policy}`, or make them with `headrace offline curate`"
         )
     asked = [replace_experiment(recipe, request.like) if request.like else recipe for recipe in before]
     changes = [_list_changes(recipe, policy, request) for recipe in asked]
@@ -226,23 +227,22 @@ def _list_changes(recipe: Recipe, policy: str, request: TrainingRequest) -> list
     return [*request.sets, f"{f'policies.{policy}.' if has_own else ''}trainer.steps={request.steps}"]
 
 
-def _explain_no_version(archive: Archive, learner: Learner, counts: RecordCounts) -> str:
+def _explain_no_version(archive: Archive, policy: str, learner: Learner, counts: RecordCounts) -> str:
     steps, batch = learner.settings.steps, learner.settings.groups_per_batch
+    key = f"policies.{policy}.trainer"  # a value of [trainer] has no effect if the policy has its own
     if learner.version >= steps:
         return (
-            f"training begins with version {learner.version}, but trainer.steps is {steps}, so no version is made: "
-            "raise it with --set trainer.steps=N"
+            f"training begins with version {learner.version}, but trainer.steps of policy {policy} is {steps}, so no "
+            f"version is made: give --set {key}.steps=N, or a larger --steps"
         )
-    could = (
-        f"of the {counts.read} curated records of {archive.root}, {counts.left} groups could be trained on, but a "
-        f"batch needs {batch}"
-    )
+    enough = f"{counts.left} groups could be trained on, but a batch needs {batch}"
+    words = [f"of the {counts.read} curated records of {archive.root}, {enough}"]
+    if evicted := ", ".join(f"{count} {why}" for why, count in sorted(counts.evicted.items())):
+        words.append(f"Evicted before a batch was full: {evicted}")
     if unusable := counts.unusable.total():
-        return (
-            f"{could}. {unusable} records are unusable, the first is {counts.first_unusable}. Repair them, or make "
-            "batches smaller with --set trainer.groups_per_batch=N"
-        )
-    return f"{could}: make batches smaller with --set trainer.groups_per_batch=N"
+        words.append(f"{unusable} records are unusable, the first is {counts.first_unusable}")
+    older = f", or allow older groups with --set {key}.max_staleness=N" * bool(counts.evicted["expired"])
+    return ". ".join([*words, f"Make batches smaller with --set {key}.groups_per_batch=N{older}"])
 
 
 def _count_possible_versions(archive: Archive, policy: str, learner: Learner) -> int:

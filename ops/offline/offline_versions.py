@@ -135,8 +135,8 @@ def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[
     found = [one for one in history.batches if first < one.version and (last is None or one.version <= last)]
     if not found:
         raise UsageError(
-            f"the archive {archive.root} has nothing to train policy {policy} on: no batch after version "
-            + (f"{first}" if last is None else f"{first} and up to {last}")
+            f"the archive {archive.root} has nothing to train policy {policy} on: no batch of a version above "
+            + (f"{first}" if last is None else f"{first} and at most {last} (--steps)")
         )
     return found
 

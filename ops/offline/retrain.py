@@ -126,11 +126,13 @@ def cut_into_stretches(history: History, span: VersionSpan, whose: str) -> list[
     """Cut a span of versions into stretches that can be made again; `whose` names the policy in errors. No I/O."""
     begin, end = span
     start = _find_checkpoint(history, begin, whose)
-    newest = history.batches[-1].version if history.batches else start
+    newest, oldest = history.batches[-1].version if history.batches else start, min(history.checkpoints)
+    if newest <= oldest:
+        raise UsageError(f"{whose} has no version after its oldest checkpoint, of version {oldest}, to train again yet")
     if begin is not None and begin > newest:
         raise UsageError(
-            f"--from {begin} is above {newest}, the newest version of {whose}: give {min(history.checkpoints)} to "
-            f"{newest}. Training begins at the newest checkpoint at or below --from; there are checkpoints of versions "
+            f"--from {begin} is above {newest}, the newest version of {whose}: give {oldest} to {newest - 1}. Training "
+            "begins at the newest checkpoint at or below --from; there are checkpoints of versions "
             f"{', '.join(map(str, sorted(history.checkpoints)))}"
         )
     if not start < (newest if end is None else end) <= newest:
@@ -164,7 +166,8 @@ def _find_checkpoint(history: History, begin: int | None, whose: str) -> int:
         )
     if not kept:
         raise UsageError(
-            f"{whose} has no checkpoint at or below --from {begin}: the oldest is {min(history.checkpoints)}"
+            f"{whose} has no checkpoint at or below --from {begin}: give --from {min(history.checkpoints)}, its oldest "
+            "checkpoint, or more"
         )
     return min(kept) if begin is None else max(kept)
 
@@ -191,11 +194,17 @@ def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> I
             yield ComparedVersion(batch.version, batch.epoch, batch.weights_hash, got, got == batch.weights_hash)
 
 
-def restore_learner(run: Run, pointer: CheckpointPointer, files: tuple[NamedObject, ...], recipe: Recipe) -> Learner:
-    """Return a learner at a checkpoint. Raises LineageBroken if its object is gone or has other content."""
+def restore_learner(
+    run: Run,
+    pointer: CheckpointPointer,
+    files: tuple[NamedObject, ...],
+    recipe: Recipe,
+    remedy: str = "choose versions that need another checkpoint, by --from and --to",
+) -> Learner:
+    """Return a learner at a checkpoint. Raises LineageBroken, with the remedy, if its object is gone or differs."""
     try:
         return load_learner_at(run, pointer, files, recipe)
     except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
         raise LineageBroken(
-            f"the checkpoint of version {pointer.version} cannot be read: {error}; give another --from"
+            f"the checkpoint of version {pointer.version} cannot be read ({error}): {remedy}"
         ) from error

@@ -111,7 +111,7 @@ class AdapterPolicy(ServedPolicy):
         try:
             _adapters_of(server).keep(versions)
             if _adapters_of(server).left_over >= MOST_LEFT_OVER:
-                server.replace(f"the server holds {MOST_LEFT_OVER} adapters that it cannot unload: it is started again")
+                server.replace(f"it holds {MOST_LEFT_OVER} adapters that it cannot unload, so it is started again")
         except (ServerAway, EngineError) as error:  # it only costs memory
             log.warning("engine.not_unloaded", server=server.name, why=str(error))
 

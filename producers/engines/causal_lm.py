@@ -24,6 +24,8 @@ from headrace.producers.engines.light_modules import find_unscaled_output_layer,
 from headrace.producers.engines.routing import RoutingRecord
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
+SHOWN_NAMES = 5
+"""Most names of parameters in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,7 @@ class CausalLM:
         given = {own[name].data_ptr() for name in weights if name in own}
         missing = sorted(name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in given)
         if unknown or missing:
-            raise EngineError(
-                f"weights do not fit the model: missing {missing[:5]}, unknown {unknown[:5]}; "
-                "publish every parameter under its name in Hugging Face files, from the same config"
-            )
+            raise EngineError(describe_misfit(missing, unknown))
         staged = {
             name: torch.empty_like(tensor)
             for name, tensor in held.items()
@@ -165,7 +164,7 @@ class CausalLM:
                     f"{name} must have shape {tuple(own[name].shape)}, as in the model; it has {tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(tensor).all()):
-                raise EngineError(f"{name} holds NaN or infinite values: these weights are not served")
+                raise EngineError(describe_not_finite(name))
             targets[name].detach().copy_(tensor)
         return [(self._names[name], tensor) for name, tensor in staged.items()]
 
@@ -186,11 +185,30 @@ def _read_attention(config: Any) -> tuple[set[str], int | None]:
     strange = kinds - {"full_attention", "sliding_attention"}
     if strange:
         raise EngineError(
-            f"{config.model_type} has layers of types {sorted(strange)}; engine torch only knows full_attention and "
-            "sliding_attention"
+            f"the model ({config.model_type}) has layers of type {', '.join(sorted(strange))}; the engine torch knows "
+            "only full_attention and sliding_attention: take a model that has no others"
         )
     window = getattr(config, "sliding_window", None)
     return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
+
+
+def describe_misfit(missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """Return what is wrong with weights that lack parameters of the model, or have others."""
+    found = [f"{what}: {_list_some(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
+    return (
+        f"the weights do not have the parameters of the model ({'; '.join(found)}). Correct what published them: it "
+        "must publish each parameter of the model, by its name in Hugging Face files (of an adapter: in peft's files)"
+    )
+
+
+def _list_some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_NAMES
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def describe_not_finite(name: str) -> str:
+    """Return what is wrong with weights of which one parameter holds numbers that are not finite."""
+    return f"{name} holds NaN or infinite values, so these weights are not served: correct what published them"
 
 
 def convert_to_tensor(value: Any) -> torch.Tensor:
@@ -199,7 +217,9 @@ def convert_to_tensor(value: Any) -> torch.Tensor:
         return value
     if isinstance(value, Tensor):
         if value.dtype not in _DTYPES:
-            raise EngineError(f"weights of dtype {value.dtype} are not supported; publish one of {sorted(_DTYPES)}")
+            raise EngineError(
+                f"weights of dtype {value.dtype} cannot be served; publish one of {', '.join(sorted(_DTYPES))}"
+            )
         # torch cannot share read-only memory, such as a mapped file.
         shared = bytearray(value.data) if value.data.readonly else value.data
         return torch.frombuffer(shared, dtype=_DTYPES[value.dtype]).reshape(value.shape)

@@ -9,18 +9,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
+from headrace.infra.process.child_process import list_session
 from headrace.infra.process.log_lines import find_last_error
+from headrace.infra.process.shared_memory import SharedFile, list_shared_memory, remove_shared_memory
 from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import EngineAway, EngineError
 from headrace.producers.engines.request_gate import RequestGate
-from headrace.producers.engines.server_api import FRESH, ServerApi, ServerAway, ServerLoad, WeightsRefused
+from headrace.producers.engines.server_api import (
+    FRESH,
+    OTHER_WEIGHTS,
+    ServerApi,
+    ServerAway,
+    ServerLoad,
+    WeightsRefused,
+)
 
 log = structlog.get_logger()
 
@@ -85,13 +94,22 @@ class EngineProcess(ServerProcess):
         self.api: ServerApi | None = None
         self.is_ending = False
         """Whether to begin no start, and to give up one that is under way."""
+        self._shared_memory: list[SharedFile] = []
+        """What the server shares between its processes. It removes that only if it ends in order."""
+
+    def start(self, timeout_s: float = 60) -> Self:
+        """Start the server as any other, and note its shared memory."""
+        super().start(timeout_s)
+        if (pid := self.pid) is not None:
+            self._shared_memory = list_shared_memory(list_session(pid))
+        return self
 
     def _command(self) -> ServerCommand:
         self._refuse_end()
         if self.weights is None:
             raise ServerError(f"the {self._launch.what} cannot start before weights are loaded")
         port = self.port("http")
-        self._close_api()
+        self._clean_up(clean=False)  # after the server that was here before
         self.api = self._launch.open_api(f"http://{HOST}:{port}")
         return ServerCommand(
             self._launch.build_command(self.weights, port),
@@ -101,6 +119,8 @@ class EngineProcess(ServerProcess):
 
     def _clean_up(self, *, clean: bool) -> None:  # noqa: ARG002 - the same after any end
         self._close_api()
+        remove_shared_memory(self._shared_memory)
+        self._shared_memory = []
 
     def _is_answering(self) -> bool:
         self._refuse_end()
@@ -152,6 +172,11 @@ class GenerationServer:
         self._answered_at = time.monotonic()
 
     @property
+    def title(self) -> str:
+        """Its kind and name, for messages, such as `SGLang server solver-0`."""
+        return f"{self._launch.what} {self.name}"
+
+    @property
     def is_ours(self) -> bool:
         """Whether its process is started and stopped here."""
         return self._process is not None
@@ -166,7 +191,7 @@ class GenerationServer:
         """Interface of the server. Raises ServerAway before the first start of its process."""
         api = self._attached or (self._process.api if self._process is not None else None)
         if api is None:
-            raise ServerAway(f"{self.name} is not started")
+            raise ServerAway(f"{self.title} is not started")
         return api
 
     def serve(self, weights: ServedWeights, *, may_start: bool = True) -> float:
@@ -189,7 +214,7 @@ class GenerationServer:
             except ServerAway as away:
                 self._weights = None  # it may have the old ones, the new ones, or some of each
                 self.note_gone(away)
-                raise LostInLoad(f"{self.name} failed while it loaded version {weights.version}: {away}") from away
+                raise LostInLoad(f"{self.title} failed while it loaded version {weights.version}: {away}") from away
             self._note_served(weights)
             return paused_s
 
@@ -197,7 +222,7 @@ class GenerationServer:
         """Mark the server as unusable until `look` has found it well or restarted it."""
         if not self._is_gone.is_set():
             log.warning("engine.server_gone", server=self.name, why=str(away))
-        self.trouble = f"{self.name} is not used now: {away}"
+        self.trouble = self._describe_gone(away)
         self.version = None
         self._is_gone.set()
 
@@ -240,13 +265,16 @@ class GenerationServer:
             is_mine = self._turn.acquire(timeout=WAIT_FOR_TURN_S)
             try:
                 if not may_start and self._is_down():
-                    raise EngineAway(self.trouble or f"{self.name} is not used now: its process ended")
+                    raise EngineAway(self.trouble or self._describe_gone("its process ended"))
                 if is_mine:
                     yield
                     return
             finally:
                 if is_mine:
                     self._turn.release()
+
+    def _describe_gone(self, why: object) -> str:
+        return f"{self.title} is not used until it works again: {why}"
 
     def _is_down(self) -> bool:
         """Return whether a process of ours has to be started, or is being started."""
@@ -311,7 +339,7 @@ class GenerationServer:
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started
         log_file = self._process.folder / LOG
-        self.trouble = f"{self._launch.what} {self.name} starts with version {weights.version} (log: {log_file})"
+        self.trouble = f"{self.title} starts with version {weights.version} (log: {log_file})"
         self._process.weights, self.starting = weights, weights.version
         try:
             if self._process.is_alive():  # else it would stay as it is
@@ -328,7 +356,7 @@ class GenerationServer:
             first, *rest = str(error).splitlines()
             said = find_last_error([line.strip() for line in rest])  # which a server may follow with how it ends
             why = ": ".join(filter(None, (first.partition(";")[0], said)))
-            self.trouble = f"{self.name} does not start: {why} (log: {log_file})"
+            self.trouble = f"{self.title} does not start: {why} (log: {log_file})"
             raise NotStarted(self.trouble) from error
         finally:
             self.starting = None
@@ -349,6 +377,6 @@ class GenerationServer:
         label = self.api.read_weight_version()
         if self._weights is not None and label not in {FRESH, str(self._weights.version)}:
             raise WeightsRefused(
-                f"{self.name} serves weights with the label {label!r}, but this worker loaded version "
-                f"{self._weights.version}: another process uses it too; give each worker a server of its own"
+                f"{self.title} serves weights with the label {label!r}, but this worker loaded version "
+                f"{self._weights.version}: {OTHER_WEIGHTS}"
             )

@@ -13,7 +13,7 @@ from headrace.infra.weights.experts import ExpertLayers, split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.lora import add_adapter, list_published_names
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines.causal_lm import convert_to_tensor
+from headrace.producers.engines.causal_lm import convert_to_tensor, describe_misfit, describe_not_finite
 from headrace.producers.engines.contract import EngineError
 
 
@@ -56,14 +56,11 @@ class ModelShapes:
         unknown = sorted(weights.keys() - self._shapes.keys())
         missing = sorted(name for name, key in self._tied.items() if name not in weights and key not in given)
         if unknown or missing:
-            raise EngineError(
-                f"weights do not fit the model: missing {missing[:5]}, unknown {unknown[:5]}; "
-                "publish every parameter under its name in Hugging Face files, from the same config"
-            )
+            raise EngineError(describe_misfit(missing, unknown))
         for name, tensor in weights.items():
             if tuple(tensor.shape) != self._shapes[name]:
                 raise EngineError(
                     f"{name} must have shape {self._shapes[name]}, as in the model; it has {tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(convert_to_tensor(tensor)).all()):
-                raise EngineError(f"{name} holds NaN or infinite values: these weights are not served")
+                raise EngineError(describe_not_finite(name))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.named import find_named
+from headrace.infra.recipe.named import check_settings, find_named
 from headrace.infra.recipe.settings import Named, Recipe, Rollout
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
@@ -145,16 +144,17 @@ def check_engine(recipe: Recipe) -> None:
 
 
 def _check_settings(engine: Named) -> None:
+    where = f"rollout.engine, {engine.use}"
     if engine.use == "torch" and engine.settings:
-        raise UsageError(f"engine torch takes no settings of its own, got {', '.join(engine.settings)}")
+        raise UsageError(f"{where}: this engine takes no settings; remove {', '.join(engine.settings)}")
     if engine.use == "scripted":
         from headrace.producers.engines.scripted import ScriptedSettings
 
+        check_settings(where, ScriptedSettings, engine.settings)
         try:
             ScriptedSettings(**engine.settings)
-        except (TypeError, EngineError) as error:
-            takes = ", ".join(field.name for field in fields(ScriptedSettings))
-            raise UsageError(f"engine scripted: {error}; it takes {takes}") from error
+        except EngineError as error:
+            raise UsageError(f"{where}: {error}") from error
 
 
 _importing = threading.Lock()

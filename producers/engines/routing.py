@@ -49,6 +49,6 @@ class RoutingRecord:
         for found in self._chosen.values():
             if found.shape != (2, self.shape[1]) or found.is_floating_point():
                 raise EngineError(
-                    f"rollout.record_routing: routers of {model.config.model_type} do not report their chosen experts: "
-                    "remove this key"
+                    f"rollout.record_routing: the routers of the model ({model.config.model_type}) do not report the "
+                    "experts that they choose; remove this key"
                 )

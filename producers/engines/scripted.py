@@ -58,6 +58,10 @@ class ScriptedSettings:
     seconds_per_token: float = 0.0
 
     def __post_init__(self) -> None:
+        for name, example in (("difficulties", [0.0, 2.0]), ("tokens", [4, 32])):
+            given = getattr(self, name)
+            if not isinstance(given, list | tuple) or not all(isinstance(one, int | float) for one in given):
+                raise EngineError(f"{name} must be a list of numbers, as in {example}; got {given!r}")
         if not self.tokens or len(self.tokens) != len(self.difficulties):
             raise EngineError(
                 "difficulties and tokens must have the same number of values, one for each level; got "
@@ -65,8 +69,8 @@ class ScriptedSettings:
             )
         if min(self.tokens) < SHORTEST or self.seconds_per_token < 0:
             raise EngineError(
-                f"tokens must be at least {SHORTEST} and seconds_per_token at least 0; got {list(self.tokens)} and "
-                f"{self.seconds_per_token}"
+                f"tokens must be at least {SHORTEST} at each level, and seconds_per_token at least 0; got "
+                f"{list(self.tokens)} and {self.seconds_per_token}"
             )
 
     def chance(self, level: int, version: int) -> float:
@@ -229,13 +233,14 @@ class ScriptedEngine:
         asked = read_question(text)
         if asked is None and text.strip():
             raise EngineError(
-                f"the scripted engine cannot read {text[:100]!r}: it answers only questions of environment `scripted`; "
-                'use env = "scripted", or another engine'
+                f"the engine scripted cannot read {text[:100]!r}: it answers only questions of the environment "
+                'scripted; set env = "scripted" in the workflow, or use another rollout.engine'
             )
         if asked is not None and asked.level >= len(self._settings.tokens):
             raise EngineError(
-                f"{asked} is of level {asked.level}, but the scripted engine has only the levels 0 to "
-                f"{len(self._settings.tokens) - 1}: give its `difficulties` and `tokens` a value for each level"
+                f"the question {str(asked)!r} is of level {asked.level}, but the engine scripted has only the levels 0 "
+                f"to {len(self._settings.tokens) - 1}: give difficulties and tokens of rollout.engine one value for "
+                "each level"
             )
         return asked
 

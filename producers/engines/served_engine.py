@@ -38,7 +38,7 @@ from headrace.producers.engines.generation_server import LOOK_AT_SERVER_S, Gener
 from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.request_gate import TURN_S
 from headrace.producers.engines.served_policy import ServedPolicy
-from headrace.producers.engines.server_api import Answer, ServerAway
+from headrace.producers.engines.server_api import OTHER_WEIGHTS, Answer, ServerAway
 from headrace.producers.engines.weight_folders import WeightFolders
 
 log = structlog.get_logger()
@@ -131,7 +131,7 @@ class ServedEngine:
                 server.note_gone(away)
                 deaths += 1
                 if deaths >= MOST_DEATHS_OF_REQUEST:
-                    raise EngineError(f"{deaths} servers failed while they had this request: {away}") from away
+                    raise EngineError(_describe_deaths(deaths, away)) from away
                 goes_on = True
             finally:
                 server.gate.leave(goes_on=goes_on)  # not before the sleep: another request would take its place
@@ -155,7 +155,7 @@ class ServedEngine:
                 await api.abort(request_id)
                 await asyncio.wait({asking}, timeout=ABORT_S)
             if not asking.done():
-                raise ServerAway(f"{server.name} did not cancel a request within {ABORT_S:.0f} s")
+                raise ServerAway(f"{server.title} did not cancel a request within {ABORT_S:.0f} s")
             return asking.result()
         except asyncio.CancelledError:
             with suppress(ServerAway):
@@ -305,20 +305,31 @@ def _close_servers(servers: Sequence[GenerationServer], folders: WeightFolders, 
     list(closing)
 
 
+def _describe_deaths(deaths: int, last: ServerAway) -> str:
+    return (
+        f"servers failed {deaths} times while they had this request, so it may be the cause and is not sent again; the "
+        f"last time: {last}. Look into the servers' logs"
+    )
+
+
 def _check_answer(server: GenerationServer, answer: Answer, vocabulary: int, expected: set[int]) -> None:
     """Raise EngineError for tokens that the policy cannot have generated: of other weights or another vocabulary."""
     if (largest := answer.ids.max(initial=0)) >= vocabulary:
         raise EngineError(
-            f"{server.name} answered with token id {largest}, but the policy's vocabulary has {vocabulary} tokens: the "
-            "server serves another model. Start it with the policy's model"
+            f"{server.title} answered with token id {largest}, but the policy's vocabulary has {vocabulary} tokens: "
+            "the server serves another model. Start it with the policy's model"
         )
     if not np.isfinite(answer.logprobs).all():
-        raise EngineError(f"{server.name} answered with log-probabilities that are not finite: its numbers overflow")
+        raise EngineError(
+            f"{server.title} answered with log-probabilities that are not finite (NaN or infinite), so the answer is "
+            "not used: compare the server with a plain forward pass by `headrace check-engine RECIPE`"
+        )
     made_by = {version for version, _ in answer.version_runs}
     if made_by - expected:
+        versions = ", ".join(map(str, sorted(made_by - expected)))
         raise EngineError(
-            f"{server.name} answered with weights of version {sorted(made_by - expected)}, but this worker did not ask "
-            "for them: another process loads weights into it; give each worker a server of its own"
+            f"{server.title} answered with weights of version {versions}, but this worker did not ask for them: "
+            f"{OTHER_WEIGHTS}"
         )
 
 

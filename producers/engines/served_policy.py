@@ -115,8 +115,8 @@ class ServedPolicy:
         """See `Engine.hold`."""
         if not self.evaluators:
             raise EngineError(
-                "this engine cannot hold exact versions: set evaluation_servers to 1 or more (with urls: "
-                "evaluation_urls)"
+                "this engine has no server that keeps a version for evaluations: set evaluation_servers of "
+                "rollout.engine to 1 or more; if it has urls, list such servers in evaluation_urls"
             )
         with self._turn, self._counting_hold(version):
             if version not in self._held:
@@ -202,8 +202,8 @@ class ServedPolicy:
         """Raise EngineError for a version that took too many servers down."""
         if self._deaths[version] >= MOST_DEATHS:
             raise EngineError(
-                f"{MOST_DEATHS} servers failed while they loaded version {version} of {self.name}: it is not loaded "
-                "again"
+                f"version {version} of {self.name} is not loaded again, because servers failed {MOST_DEATHS} times "
+                "while they loaded it; look into the servers' logs. Other versions are loaded as usual"
             )
 
     def _count_death(self, version: int) -> None:

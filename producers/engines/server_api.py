@@ -22,6 +22,11 @@ IDLE_S = 1.0
 """Seconds for which an idle connection is kept. Servers close it after 5 s, and a request at that moment is lost."""
 FRESH = "default"
 """The label of weights that nobody loaded: somebody has started the server, without a label."""
+OTHER_WEIGHTS = (
+    "another process loads weights into it (give each worker a server of its own), or it is SGLang and was started "
+    "again with --weight-version (start it without this option)"
+)
+"""Why a server may have weights that this worker did not load, and what to do."""
 
 
 class ServerAway(Exception):
@@ -221,7 +226,8 @@ class HttpConnections:
         await self._requests.aclose()
 
     def _away(self, error: Exception) -> ServerAway:
-        return ServerAway(f"{self.url}: {type(error).__name__} {error}".rstrip())
+        why = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return ServerAway(f"no answer from {self.url} ({why})")
 
 
 def read_error(response: httpx2.Response) -> str:

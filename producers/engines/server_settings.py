@@ -13,12 +13,16 @@ from typing import Any
 
 from headrace.infra.environment import expand_user, temporary_folder
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.named import refuse_unknown_options
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.contract import LOGPROB_CONVENTION, EngineError, LogprobConvention
 from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
 from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.server_api import AdapterServerApi, HttpConnections, ServerApi
+
+EXAMPLES = {"arguments": '["--tp", "2"]', "devices": '["0", "1"]'}
+"""Values of settings that are lists, for messages; the other lists are of URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class ServerSettings:
         }
         for name, (is_right, allowed) in bounds.items():
             if not is_right:
-                raise EngineError(f"{name} must be {allowed}; it is {getattr(self, name)}")
+                raise EngineError(f"{name} must be {allowed}; got {getattr(self, name)}")
         if self.evaluation_urls and not self.urls:
             raise EngineError("evaluation_urls has no effect without urls: set urls too")
         for url in (*self.urls, *self.evaluation_urls):
@@ -100,45 +104,51 @@ class ServerKind:
 
 
 def read_settings(kind: ServerKind, given: Mapping[str, Any]) -> ServerSettings:
-    """Return the settings of a recipe. Raises UsageError, whose message lists the known settings."""
+    """Return the settings of a recipe. Raises UsageError; for an unknown setting its message lists the known ones."""
+    where = f"rollout.engine, {kind.engine}"
+    refuse_unknown_options(where, given, [one.name for one in fields(ServerSettings)])
     try:
         return ServerSettings(**given)
-    except (TypeError, EngineError) as error:
-        takes = ", ".join(one.name for one in fields(ServerSettings))
-        raise UsageError(f"engine {kind.engine}: {error}; it takes {takes}") from error
+    except EngineError as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
     """Raise UsageError for a recipe that servers of this kind cannot serve."""
     settings = read_settings(kind, recipe.rollout.engine.settings)
     if recipe.rollout.record_routing and kind.build_experts_api is None:
-        raise UsageError(f"rollout.record_routing: engine {kind.engine} does not record which experts a token went to")
+        raise UsageError(
+            f"rollout.record_routing: engine {kind.engine} does not record which experts a token went to; remove this "
+            "key, or use engine torch or sglang"
+        )
     lora = [name for name, policy in recipe.policies.items() if policy.lora and policy.lora.publish == "adapter"]
     if recipe.rollout.record_routing and lora:
         raise UsageError(
             f"rollout.record_routing: engine {kind.engine} cannot record experts for adapters, as policy "
-            f'{lora[0]} has: set lora.publish = "merged", or use engine torch'
+            f'{lora[0]} has: set policies.{lora[0]}.lora.publish = "merged", or use engine torch'
         )
     if lora and settings.urls:
         raise UsageError(
             f"policies.{lora[0]}.lora: servers in rollout.engine.urls can only serve whole models: "
-            'set publish = "merged", or use engine torch'
+            'set publish = "merged", or remove urls, so that each worker starts its own servers'
         )
     if recipe.evaluate.every and not settings.holds and len(lora) < len(recipe.policies):
         raise UsageError(
-            f"rollout.engine: evaluations need exact versions, but no {kind.what} server keeps one: set "
-            "evaluation_servers (with urls: evaluation_urls), or set evaluate.every = 0"
+            f"rollout.engine: evaluations need a server that keeps the evaluated version, but no {kind.what} server "
+            f"does: {'list one in evaluation_urls' if settings.urls else 'set evaluation_servers = 1'}, or set "
+            "evaluate.every = 0"
         )
     if settings.urls and len(recipe.policies) > 1:
         raise UsageError(
             "rollout.engine.urls: servers given by URL can serve only one policy, but the recipe has "
-            f"{len(recipe.policies)}"
+            f"{len(recipe.policies)}: remove urls, so that each worker starts its own servers"
         )
     workers = recipe.launch.workers * len(recipe.workflows)
     if settings.urls and workers > 1:
         raise UsageError(
             f"rollout.engine.urls: a server given by URL serves only one worker, but `up` would start {workers}: "
-            f"launch.workers is {recipe.launch.workers} for each of {len(recipe.workflows)} workflows"
+            f"launch.workers is {recipe.launch.workers} for each of {len(recipe.workflows)} workflows. Use one worker "
+            "and one workflow, or remove urls, so that each worker starts its own servers"
         )
     if recipe.launch.workers and not settings.urls:
         _check_python(kind, settings)
@@ -170,7 +180,8 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
     """Raise EngineError for a value whose type differs from the default's."""
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-            raise EngineError(f'{name} must be a list of strings, as in ["--tp", "2"]; got {value!r}')
+            example = EXAMPLES.get(name, '["http://host:30000"]')
+            raise EngineError(f"{name} must be a list of strings, as in {example}; got {value!r}")
     elif isinstance(value, bool) or not isinstance(
         value, (int, float) if isinstance(default, float) else type(default)
     ):

@@ -58,7 +58,8 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
         answer = read_answer(found, sampling.stop_ids)
         if {label for label, _ in answer.version_runs} - {self._base}:
             raise EngineError(
-                f"{self._http.url} has another base model than before: another process loads weights into it"
+                f"{self._http.url} has another base model than before: another process loads weights into it; stop "
+                "that process"
             )
         return replace(answer, version_runs=((used, len(answer.ids)),) if len(answer.ids) else ())
 
@@ -91,4 +92,6 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
     def _order(self, path: str, body: dict[str, Any], version: int) -> None:
         response = self._http.call("POST", path, body, LOAD_LIMIT_S)
         if response.status_code != HTTP_OK or not response.json().get("success"):
-            raise WeightsRefused(f"{self._http.url}{path} refuses adapter {version}: {read_error(response)}")
+            raise WeightsRefused(
+                f"{self._http.url}{path} refuses the adapter of version {version}: {read_error(response)}"
+            )

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.server_api import (
     FRESH,
+    OTHER_WEIGHTS,
     Answer,
     HttpConnections,
     ServerAway,
@@ -24,10 +26,11 @@ from headrace.producers.engines.server_api import (
     read_error,
 )
 
-HTTP_OK, HTTP_BAD_REQUEST = 200, 400
+HTTP_OK, HTTP_BAD_REQUEST, HTTP_NOT_FOUND = 200, 400, 404
 LOAD_LIMIT_S = 900.0
 """Seconds to read one set of weights from a folder in memory."""
 READY_LIMIT_S = LOOK_LIMIT_S = 10.0
+USE_TESTED = "use a version of SGLang that docs/engines.md lists as tested"
 
 
 class SGLangApi:
@@ -111,15 +114,17 @@ class SGLangApi:
         self._http.close()
 
     def _read(self, path: str) -> Any:
-        response = self._http.call("GET", path, limit_s=LOOK_LIMIT_S)
-        if response.status_code != HTTP_OK:
-            raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
-        return response.json()
+        return self._check(path, self._http.call("GET", path, limit_s=LOOK_LIMIT_S)).json()
 
     def _post(self, path: str, body: dict[str, Any]) -> None:
-        response = self._http.call("POST", path, body)
+        self._check(path, self._http.call("POST", path, body))
+
+    def _check(self, path: str, response: httpx2.Response) -> httpx2.Response:
+        if response.status_code == HTTP_NOT_FOUND:
+            raise ServerAway(f"{self._http.url}{path} answers HTTP 404: use SGLang 0.5.19 or newer")
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
+        return response
 
 
 def build_parameters(sampling: Sampling) -> dict[str, Any]:
@@ -153,7 +158,9 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
         one[1] != token for one, token in zip(token_logprobs, ids.tolist(), strict=True)
     ):
         which = " other tokens" if len(logprobs) == len(ids) else ""
-        raise EngineError(f"SGLang returned {len(ids)} tokens, but log-probabilities of {len(logprobs)}{which}")
+        raise EngineError(
+            f"SGLang returned {len(ids)} tokens, but log-probabilities of {len(logprobs)}{which}: {USE_TESTED}"
+        )
     spans = meta.get("weight_versions") if len(ids) else []
     if spans is None:
         raise EngineError(
@@ -161,7 +168,8 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
         )
     runs = tuple((read_label(one["version"]), int(one["end"]) - int(one["start"])) for one in spans)
     if sum(length for _, length in runs) != len(ids):
-        raise EngineError(f"SGLang returned {len(ids)} tokens, but the versions of {sum(length for _, length in runs)}")
+        labelled = sum(length for _, length in runs)
+        raise EngineError(f"SGLang returned {len(ids)} tokens, but the versions of {labelled}: {USE_TESTED}")
     reason = meta["finish_reason"]
     ended = {"stop": "stop", "length": "length"}.get(reason["type"], "aborted")
     if ended == "stop" and isinstance(reason.get("matched"), int) and reason["matched"] not in stop_ids:
@@ -178,6 +186,6 @@ def read_label(label: Any) -> int:
         return int(label)
     except (TypeError, ValueError):
         raise EngineError(
-            f"SGLang serves weights with the label {label!r}, but this run has no such version: another process loads "
-            "weights into this server, so give this run a server of its own"
+            f"an SGLang server serves weights with the label {label!r}, but this run has no such version: "
+            f"{OTHER_WEIGHTS}"
         ) from None

@@ -20,7 +20,7 @@ from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.open_requests import OpenRequests
 from headrace.producers.engines.server_api import NOTHING, Answer, HttpConnections
-from headrace.producers.engines.sglang_api import SGLangApi, read_answer
+from headrace.producers.engines.sglang_api import USE_TESTED, SGLangApi, read_answer
 
 RETURN_EXPERTS = "--enable-return-routed-experts"
 
@@ -91,6 +91,8 @@ def read_routing(encoded: str | None, experts: ExpertLayers, tokens: int) -> npt
     shape = tokens, experts.all_layers, experts.per_token
     if whole.size != np.prod(shape):
         raise EngineError(
-            f"SGLang returned {whole.size} experts for {tokens} tokens, but the model needs shape {shape}"
+            f"SGLang returned {whole.size} expert ids for {tokens} tokens, but the policy's model has {shape[1]} "
+            f"layers and uses {shape[2]} experts for each token. Start the server with the policy's model; if it has "
+            f"this model, {USE_TESTED}"
         )
     return whole.reshape(shape)[:, experts.layers].astype(experts.dtype)

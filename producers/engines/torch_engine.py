@@ -280,6 +280,9 @@ class TorchEngine:
 
 
 def _crash_error(cause: BaseException) -> EngineError:
-    error = EngineError(f"the engine thread crashed: {cause!r}; restart the worker")
+    why = f"{type(cause).__name__}: {cause}".removesuffix(": ")
+    error = EngineError(
+        f"the thread that generates tokens crashed ({why}): this worker cannot go on, and must be started again"
+    )
     error.__cause__ = cause
     return error

@@ -62,7 +62,9 @@ class VllmAdapters(NamedAdapters, VllmApi):
     def _order(self, path: str, body: dict[str, str], version: int) -> None:
         response = self._http.call("POST", path, body, LOAD_LIMIT_S)
         if response.status_code != HTTP_OK:
-            raise WeightsRefused(f"{self._http.url}{path} refuses adapter {version}: {read_error(response)}")
+            raise WeightsRefused(
+                f"{self._http.url}{path} refuses the adapter of version {version}: {read_error(response)}"
+            )
 
 
 def choose_rank(rank: int) -> int:

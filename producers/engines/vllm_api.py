@@ -154,7 +154,7 @@ class VllmApi:
             raise ServerAway(f"{self._http.url} was started again, and has weights that this worker did not load")
         if label != str(version):
             raise EngineError(
-                f"{self._http.url} answered with weights of version [{label}], but this worker did not ask for them: "
+                f"{self._http.url} answered with weights of version {label}, but this worker did not ask for them: "
                 "another process loads weights into it; give each worker a server of its own"
             )
 
@@ -209,7 +209,8 @@ def read_answer(found: dict[str, Any], version: int) -> Answer:
     logprobs = np.asarray((choice["logprobs"] or {}).get("token_logprobs", ()), np.float32)
     if len(logprobs) != len(ids):
         raise EngineError(
-            f"vLLM must give a log-probability for each token; it gave {len(ids)} tokens and {len(logprobs)}"
+            f"vLLM returned {len(ids)} tokens, but log-probabilities of {len(logprobs)}: use a version of vLLM that "
+            "docs/engines.md lists as tested"
         )
     ends: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
     runs = ((version, len(ids)),) if len(ids) else ()

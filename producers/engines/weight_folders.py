@@ -60,7 +60,10 @@ class WeightFolders:
                 part.rename(folder)
             except OSError as error:
                 shutil.rmtree(part, ignore_errors=True)
-                raise EngineError(f"version {version} of {policy} cannot be written to {folder}: {error}") from error
+                raise EngineError(
+                    f"version {version} of {policy} cannot be written to {folder}: {error}; make room there, or set "
+                    "rollout.engine.folder to another folder"
+                ) from error
         return folder
 
     def find_base(self, policy: str) -> Path | None:

@@ -145,8 +145,11 @@ class WeightSet:
             if self.rows.is_sound[row]:
                 ended.append((request, self.rows.generation(row)))
                 continue
-            where = f"policy {request.policy} version {self.version}"
-            ended.append((request, EngineError(f"the logits of {where} are not finite: its weights give overflows")))
+            why = (
+                f"the logits of {request.policy} version {self.version} are not finite (NaN or infinite). If those of "
+                "version 0 were finite, training has diverged: lower trainer.learning_rate"
+            )
+            ended.append((request, EngineError(why)))
         is_poisoned = not self.rows.is_sound[over].all()
         self._drop(over)
         if is_poisoned:

@@ -41,6 +41,10 @@ log = structlog.get_logger()
 
 MOST_TASKS = 256
 """Most training tasks planned in one turn, and so in one transaction; evaluation tasks are added to these."""
+TOO_HARD_ADVICE = (
+    "too many groups teach nothing, because all their episodes got the same low reward: use easier problems, or start "
+    "from a stronger model"
+)
 
 
 class FeedState:
@@ -160,7 +164,7 @@ class FeedState:
             return  # issued before the tier was raised
         verdict = watch.observe(outcome)
         if verdict == "too_hard":
-            log.warning("tasks.too_hard", workflow=stream, advice="use an easier tier, or start from a stronger model")
+            log.warning("tasks.too_hard", workflow=stream, advice=TOO_HARD_ADVICE)
         elif verdict == "solved" and self.recipe.feed.raise_tier and source.raise_tier():
             log.info("tasks.solved", workflow=stream, next_tier=source.tier)
             watch.clear()

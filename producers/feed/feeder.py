@@ -158,8 +158,8 @@ class Feeder:
         sent, attempts = self._build_outgoing(planned), planned.task.attempt + 1
         message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
         why = (
-            f"workers ended {attempts} attempts at this task, but no group of it was read: look for dead letters "
-            "with its key, and in the workers' logs"
+            f"workers finished this task {attempts} times, but none of its groups was read: look for dead letters "
+            "with its key, and into the workers' logs"
         )
         return build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, Refusal("unanswered", why))
 

@@ -99,7 +99,8 @@ class OpenEvaluations:
             policy=asked.policy,
             version=asked.versions[asked.policy],
             number=group.number,
-            advice="no result came: look for dead letters of this task; `headrace redrive` sends the task again",
+            advice="no group of this task came, so the evaluation has no result. The task is a dead letter now: look "
+            "into the workers' logs for the cause, then send the task again by `headrace redrive`",
         )
         self.table.touch(group)
         del self.tasks[group]

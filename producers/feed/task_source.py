@@ -53,7 +53,8 @@ def refuse_small_held_out(workflow: str, environment: Environment, count: int) -
         found = (
             f"only {size} problems: set evaluate.problems to at most {size}"
             if size
-            else "no problems: set evaluate.every to 0, or hold out some"
+            else "no problems: set evaluate.every to 0, or let the environment hold some out (the environment dataset "
+            "has the setting held_out = 0.1)"
         )
         raise UsageError(f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out {found}")
 
@@ -157,7 +158,8 @@ class TaskSource:
                     raise
                 passed.append((index, cursor == index, str(error)))
                 if len(passed) == MOST_UNBUILT:
-                    raise type(error)(f"{error}; {len(passed)} problems in a row could not be built") from error
+                    why = f"{len(passed)} problems in a row could not be built; the last: {error}"
+                    raise type(error)(why) from error
                 continue
             self.skipped += len(passed)
             for skipped, is_first, why in passed:
@@ -169,7 +171,10 @@ class TaskSource:
     def _pick_index(self, cursor: int, tier: str) -> int:
         size = self._environment(tier).size("train")
         if size == 0:
-            raise UsageError(f"the environment of workflow {self.workflow} has no training problem: check its settings")
+            raise UsageError(
+                f"the environment of workflow {self.workflow} has no training problem: check the settings in "
+                f"workflows.{self.workflow}.env"
+            )
         return cursor if size is None else cursor % size
 
     def _ask(self, split: Split, index: int, tier: str) -> Problem:

@@ -68,7 +68,7 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
     if workflow is None:
         raise UsageError(
             f"policies.{policy}.warm_start needs the worked examples of an environment, but no workflow uses policy "
-            f"{policy}: remove warm_start"
+            f"{policy}: remove warm_start, or let a workflow use the policy"
         )
     found = environments[workflow]
     if not isinstance(found, GivesExamples):

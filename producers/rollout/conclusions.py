@@ -59,7 +59,7 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
             getattr(environment, "prepare_tiers", lambda: None)()
         play = load_workflow(wanted.workflow)
     except ValueError as error:
-        raise UsageError(f"workflow {workflow!r} of the recipe cannot run here: {error}") from error
+        raise UsageError(f"workflow {workflow!r} of the recipe cannot run on this machine: {error}") from error
     return WorkflowSpec(
         workflow=play,
         environment=environment,
@@ -255,9 +255,10 @@ class Concluder:
         pause = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while refused := await self.producer.send(records):
             record, why = refused[0]
-            size = f"{len(record.value)} bytes"
             self.pauses.begin(
-                DELIVERY, f"topic {record.topic} refuses a record of {size}, and the worker sends it again: {why}"
+                DELIVERY,
+                f"Kafka refuses a record of {len(record.value)} bytes ({why}). The worker sends it again until Kafka "
+                f"accepts it: correct the settings of topic {record.topic}, or the worker's permissions",
             )
             await asyncio.sleep(pause.next_s())
             records = [record for record, _ in refused]

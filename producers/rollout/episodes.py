@@ -206,15 +206,20 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
         )
     for role, played in episode.items():
         if not isinstance(played, RoleTrajectory):
-            raise TypeError(f"the workflow must return a RoleTrajectory for {role}; got {type(played).__name__}")
+            raise TypeError(f"the workflow must return a RoleTrajectory for role {role}; got {type(played).__name__}")
     if unknown := set(episode) - set(roles):
-        raise ValueError(f"the workflow returned the unknown roles {sorted(unknown)}; the recipe has {sorted(roles)}")
+        raise ValueError(
+            f"the workflow returned the roles {', '.join(map(repr, sorted(unknown)))}, but its policies in the recipe "
+            f"have only the roles {', '.join(map(repr, roles))}"
+        )
     for role, played in episode.items():
         rewards = [played.reward, *(s.reward for s in played.sequences if s.reward is not None)]
         if not all(map(math.isfinite, rewards)):
-            raise ValueError(f"the rewards of {role} must be finite, got {rewards}: fix the environment's scorer")
+            raise ValueError(f"the rewards of role {role} must be finite, got {rewards}: correct how they are computed")
         if wrong := {name: part for name, part in played.parts.items() if not math.isfinite(part)}:
-            raise ValueError(f"the parts of the reward of {role} must be finite, got {wrong}: fix the scorer")
+            raise ValueError(
+                f"the parts of the reward of role {role} must be finite, got {wrong}: correct how they are computed"
+            )
     return episode
 
 

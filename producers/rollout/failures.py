@@ -50,7 +50,7 @@ def build_failure(
     elif isinstance(error, TimeoutError):
         reason = "time_limit"
         if isinstance(error, OutOfTime):
-            detail = str(error) or f"the episode took longer than {limit_s:g} s"
+            detail = str(error) or f"the episode took longer than {limit_s:g} s (rollout.episode_limit_s)"
     role, actor = max((actors or {}).items(), key=lambda item: item[1].acted_s, default=("", None))
     return Failure(
         sample,

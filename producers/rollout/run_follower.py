@@ -143,8 +143,8 @@ class RunFollower(threading.Thread):
             self.plug_ins = {**self.plug_ins, **revision.plug_ins}
         if revision.ended and not self.ended:
             now = (
-                f"this worker still plays tasks that come; it ends after {OVER_AFTER_S:.0f} s without a task (or, if "
-                f"that is longer, {AFTER_SESSION_S:.0f} s more than the cluster's session time-out)"
+                f"this worker still plays tasks that arrive. It ends when no task came for {OVER_AFTER_S:.0f} s, or "
+                f"for the cluster's session timeout plus {AFTER_SESSION_S:.0f} s, if that is longer"
             )
             log.info("run.ended", why=revision.ended)
             log.info("run.over", why=revision.ended, now=now)

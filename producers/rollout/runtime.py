@@ -36,6 +36,7 @@ RUNTIME_TURN_S = 0.1
 FLUSH_S = 1.5
 LEFT_S = 1.0
 """Seconds that cancelled episodes get to end."""
+NO_PARTITIONS = "waits for partitions of its tasks; if this lasts, other workers may have all of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class WorkerRuntime:
         if word == "waiting":
             detail = detail or self.step
         elif word == "rolling" and self.intake is not None and not self.intake.partitions:
-            detail = detail or "waits for partitions"
+            detail = detail or NO_PARTITIONS
         elif word == "rolling":
             detail = detail or self._stall_watch.describe_silence()
         behind = self.follower.find_stale(loader.engine.versions()) if word == "rolling" and loader else ""

@@ -28,7 +28,10 @@ __all__ = ["LimitedScoring", "ScoreTimeLimit", "limit_time"]
 
 log = structlog.get_logger()
 
-SCORING_REMEDY = "let the workflow write `await score_answer(env, problem, text)` (headrace.envs.judging)"
+SCORING_REMEDY = (
+    "the workflow called `env.score` itself, which stops all episodes of the worker until it returns: write `await "
+    "score_answer(env, problem, text)` instead (headrace.envs.judging)"
+)
 HELD_S = 0.5
 """Seconds for which a score may block the event loop without a report."""
 

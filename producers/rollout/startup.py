@@ -90,7 +90,7 @@ class WorkerStartup:
         """Return the policies without weights in the engine; empty if every policy has some."""
         missing = [policy for policy in self.policies if policy not in engine.versions()]
         wanted = ", ".join(f"{policy} version {self.follower.published[policy].head}" for policy in missing)
-        return f"takes the weights of {wanted}" if wanted else ""
+        return f"loads the weights of {wanted}" if wanted else ""
 
     async def _fetch_files(self, policy: str, folder: Path, stop: threading.Event) -> bool:
         """Fetch a policy's files; return False if `stop` is set before they are published."""
@@ -101,7 +101,7 @@ class WorkerStartup:
                 continue
             published = await asyncio.to_thread(self.follower.files_of, policy)
             if published is None:
-                self.pauses.begin(what, "no version is published yet")
+                self.pauses.begin(what, "the trainer has published no version yet")
                 await asyncio.sleep(STARTUP_TURN_S)
                 continue
             try:

@@ -195,7 +195,7 @@ class TaskIntake(threading.Thread):
         last.join(within_s)
         answered = not last.is_alive()
         if lost or not answered:
-            why = lost[0] if lost else f"no answer within {within_s:.0f} s"
+            why = lost[0] if lost else f"no answer from Kafka within {within_s:.0f} s"
             log.warning("commit.lost", why=why, partitions=_name_partitions(leaving))
         else:
             self.owned.note_committed(leaving)
@@ -272,7 +272,7 @@ class TaskIntake(threading.Thread):
             cause: KafkaError = error.args[0]
             if not (cause.retriable() or cause.code() in AWAY_ERRORS or cause.code() in MEMBERSHIP_MOVES):
                 raise translate_error(error, f"committing for group {self._member.group}") from error
-            self._pauses.begin("commit", cause.str())
+            self._pauses.begin("commit", f"Kafka did not take the offsets of finished tasks ({cause.str()})")
             return False
         self._pauses.end("commit")
         self._commit_due = time.monotonic() + COMMIT_EVERY_S

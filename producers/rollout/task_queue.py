@@ -30,15 +30,25 @@ REVISION_PATIENCE_S = 30.0
 
 def read_task(value: bytes, run_id: str) -> Task:
     """Return the task of a message. Raises MessageRefused for a task that cannot be played."""
-    task = decode_own(value, Task, run_id, lambda task: f"the task is of run id {task.run_id}; expected {run_id}")
-    longest = max(len(task.stream), len(task.task_id), len(task.tier))
-    if not 1 <= task.n_asked <= MOST_EPISODES or longest > LONGEST_NAME or task.number < 0:
-        detail = (
-            f"a task must have a number of at least 0, 1 to {MOST_EPISODES} episodes and names of at most "
-            f"{LONGEST_NAME} characters; got number {task.number}, {task.n_asked} episodes, a name of {longest}"
-        )
-        raise MessageRefused("unusable", detail)
+    task = decode_own(value, Task, run_id, lambda task: f"the task is of run id {task.run_id}, this run has {run_id}")
+    if wrong := list_unusable(task):
+        raise MessageRefused("unusable", f"this task cannot be played: {'; '.join(wrong)}")
     return task
+
+
+def list_unusable(task: Task) -> list[str]:
+    """Return the values of a task with which it cannot be played, each with the allowed ones."""
+    wrong = []
+    if task.number < 0:
+        wrong.append(f"number is {task.number}, and must be 0 or more")
+    if not 1 <= task.n_asked <= MOST_EPISODES:
+        wrong.append(f"n_asked is {task.n_asked}, and must be from 1 to {MOST_EPISODES}")
+    lengths = {name: len(getattr(task, name)) for name in ("stream", "task_id", "tier")}
+    return wrong + [
+        f"{name} has {length} characters, and may have {LONGEST_NAME}"
+        for name, length in lengths.items()
+        if length > LONGEST_NAME
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ class TaskQueue:
         ledger = self._owned.ledger(partition_id)
         starts, is_suspect = ledger.count_starts(offset), ledger.has_to_run_alone(offset)
         if starts >= POISON_STARTS:
-            why = f"{task.stream}:{task.number} was started {starts} times, and its worker died every time"
+            why = f"task {task.stream}:{task.number} was started {starts} times, and its worker died each time"
             return waiting.as_started("poison", Refusal("poison", why))
         if self._owned.alone is not None or (is_suspect and self._owned.running):
             refused.update(self._topics)
@@ -154,11 +164,12 @@ class TaskQueue:
         self, waiting: WaitingTask, task: Task, verdict: Literal["run_end", "unknown_revision"], now_s: float
     ) -> StartedTask | None:
         if verdict == "run_end":
-            return waiting.as_started("run_end", Refusal("run_end", "the run was over before it began"))
+            return waiting.as_started("run_end", Refusal("run_end", "the run ended before the task began"))
         # A worker that reads a revision late must not conclude its tasks: another worker may have it and play them.
         if now_s - waiting.since_s < REVISION_PATIENCE_S or self._gate.is_written(task.revision):
             return None
         detail = (
-            f"the task needs revision {task.revision} of the recipe, which did not come in {REVISION_PATIENCE_S:.0f} s"
+            f"the task names recipe revision {task.revision}, but the recipe topic had no such revision "
+            f"{REVISION_PATIENCE_S:.0f} s after the task came"
         )
         return waiting.as_started("dead", Refusal(verdict, detail))

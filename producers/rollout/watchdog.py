@@ -29,6 +29,10 @@ SILENT_S = 15.0
 LONGEST_STEP_S = 5.0
 """A longer time between two looks counts as this many seconds, because the process was suspended."""
 EXIT_CODE = 70
+STUCK_REMEDY = (
+    "the event loop was blocked, for example by a workflow that computes for a long time: the process prints its "
+    "stacks and ends; its tasks are started again"
+)
 
 
 def _end() -> None:
@@ -72,12 +76,13 @@ class StallWatch:
         """Return where silent episodes wait; empty while there is progress."""
         if self._silent_s < SILENT_S:
             return ""
-        return f"no token for {self._silent_s:.0f} s; most episodes wait at {find_most_common_wait()}"
+        at = find_most_common_wait()
+        return f"no token for {self._silent_s:.0f} s; {f'most episodes wait at {at}' if at else 'no episode runs'}"
 
     def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
         """Raise Stalled after too long a time without progress."""
         if silent_s >= compute_stall_limit_s(episode_limit_s):
-            self.found = f"no token for {silent_s:.0f} s with {open_tasks} tasks open: this process ends"
+            self.found = f"no token for {silent_s:.0f} s, although {open_tasks} tasks are open: this process ends"
             faulthandler.dump_traceback()
             log.error(
                 "worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be the cause"
@@ -117,6 +122,6 @@ class Watchdog(threading.Thread):
             silent_s = 0.0 if self._beaten.is_set() else silent_s + self._turn_s
             self._beaten.clear()
             if silent_s >= self._limit_s:
-                log.error("worker.stuck", silent_s=silent_s, remedy="the process ends; its tasks are started again")
+                log.error("worker.stuck", silent_s=silent_s, remedy=STUCK_REMEDY)
                 self._end()
                 return

@@ -83,7 +83,7 @@ class WeightLoader:
                 reach("rollout.after_swap")
             except (StoreError, WeightsError, BadWeights, EngineError) as error:
                 if record is newest:
-                    self._pauses.begin(what, f"version {record.version}: {error}")
+                    self._pauses.begin(what, f"version {record.version} is not loaded: {error}")
                     self._retry_at[policy] = time.monotonic() + self._backoffs[policy].next_s()
                 if isinstance(error, Unavailable):
                     return
@@ -151,11 +151,15 @@ class WeightLoader:
                 break
         found = published.find_version(version)
         if found is None:
-            raise VersionGone(
-                f"{policy} version {version} cannot be evaluated: it is older than the {RECENT_VERSIONS} versions that "
-                f"a worker keeps, or its record did not come in {EVENT_PATIENCE_S:g} s. If evaluations come too late, "
-                "raise evaluate.every or run more workers"
+            why = (
+                f"its record did not come in {EVENT_PATIENCE_S:g} s. The newest version that this worker knows is "
+                f"{published.head}: look into its log, whether it waits for Kafka or for weights"
+                if version > published.head
+                else f"this worker has no record of it. It keeps the records of the newest {RECENT_VERSIONS} versions, "
+                f"and the newest is {published.head}. If evaluations come too late, raise evaluate.every, or run more "
+                "workers"
             )
+            raise VersionGone(f"{policy} version {version} cannot be evaluated: {why}")
         return found
 
     def _hold_apart(self, policy: str, record: WeightsPublished) -> None:

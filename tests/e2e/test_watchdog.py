@@ -58,11 +58,11 @@ def test_frozen_servers_and_workers_are_told_and_so_is_that_the_run_goes_on(tmp_
                 if folder == "store":
                     assert standstill(data)["cause"] == "server"
             until(says(f"the {what} answers again", told), "it answers")
-            until(says("versions come again", told), "versions come again")
+            until(says("new versions are made again", told), "new versions are made again")
         told = len(output.read_text())
         with frozen(the_one(up, "rollout")):
             until(says("no worker is alive; the last was seen at ", told), "that no worker is there is reported")
             assert standstill(data)["cause"] == "no_worker"
-        until(says("versions come again", told), "versions come again")
+        until(says("new versions are made again", told), "new versions are made again")
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 130

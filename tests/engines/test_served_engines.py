@@ -289,9 +289,9 @@ def test_a_server_of_somebody_else_serves_one_worker_and_another_one_is_noticed(
     assert made.version_runs[0][0] == 1000
     assert find_gap(MODELS, PROMPT, made) < SAME
     other.close()
-    with pytest.raises(EngineError, match=r"answered with weights of version \[1000\]"):
+    with pytest.raises(EngineError, match="answered with weights of version 1000, but"):
         run(engine.generate("solver", PROMPT, LONG, seed=0))
-    with pytest.raises(EngineError, match="another process uses it too"):
+    with pytest.raises(EngineError, match="another process loads weights into it"):
         load(engine, newest(engine) + 1)
 
 

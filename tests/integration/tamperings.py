@@ -154,7 +154,7 @@ def t11_task_of_a_stream_that_there_is_not(hand: Hand) -> None:
     hand.append(like, task, key=b"ghost:0", headers=hand.renumber(like, stream="ghost", number=0))
 
 
-@tampering("is in flight, but has neither a waiting task nor a group", STOPPED)
+@tampering("is in flight, but its task does not wait for a worker, and no worker has produced its group", STOPPED)
 def t3_number_that_is_nowhere(hand: Hand) -> None:
     hand.change_body(b"feed", lambda body: body["next"].update(sums=body["next"]["sums"] + 1))
 
@@ -178,7 +178,7 @@ def j2_trajectory_altered_afterwards(hand: Hand) -> None:
         hand.put(message, better(codec.decode(message.value, TrajectoryGroup)))
 
 
-@tampering("its headers name .*, its value")
+@tampering("its number is .* by its headers, but .* by its value")
 def j4_values_of_two_groups_exchanged(hand: Hand) -> None:
     one = hand.delivery()
     other = next(m for m in hand.all(hand.trajectories) if m.partition == one.partition and m.key != one.key)
@@ -197,7 +197,7 @@ def of_version(version: int) -> Callable[[TrajectoryGroup], TrajectoryGroup]:
     return change
 
 
-@tampering("was trained into a version that is not newer than its newest token")
+@tampering("was trained into a version that is not newer than the one that sampled its newest token")
 def j6_tokens_of_a_version_that_never_was(hand: Hand) -> None:
     version = hand.middle + 50
     hand.change_group(hand.trained[0].number, of_version(version), max_version=version)
@@ -236,7 +236,7 @@ def c4_curated_record_repeated(hand: Hand) -> None:
     hand.append(hand.about(hand.curated, hand.trained[0].number)[0])
 
 
-@tampering("is not at the offset that its batch gives")
+@tampering("has its curated record at another offset than its batch record gives")
 def c5_curated_records_reordered(hand: Hand) -> None:
     one = hand.about(hand.curated, hand.trained[0].number)[0]
     found = hand.run.messages[one.topic, one.partition]
@@ -331,13 +331,13 @@ def a_delta(hand: Hand) -> tuple[Any, WeightsPublished]:
     return [(m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "delta"][1]
 
 
-@tampering("is a delta of epoch|has the label")
+@tampering("is a delta of epoch|is not the delta that its record says")
 def w6_base_of_a_delta_altered(hand: Hand) -> None:
     message, event = a_delta(hand)
     hand.put(message, replace(event, base_version=event.base_version - 1))
 
 
-@tampering("has the label|has weights_hash")
+@tampering("is not the delta that its record says|has weights_hash")
 def w7_object_of_the_next_version(hand: Hand) -> None:
     (message, _), (_, other) = [(m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "delta"][
         1:3
@@ -448,7 +448,7 @@ def x3_objects_exchanged(hand: Hand) -> None:
 # ------------------------------------------------------------------------------------------------------------- compound
 
 
-@tampering("never concluded|neither a waiting task nor a group")
+@tampering("never concluded|no worker has produced its group")
 def y1_number_vanished(hand: Hand) -> None:
     for topic in (hand.tasks, hand.trajectories, hand.outcomes):
         hand.remove(*hand.about(topic, hand.dropped))

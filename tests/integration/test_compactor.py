@@ -179,7 +179,7 @@ def test_a_joiner_fetches_the_anchor_one_merged_delta_and_what_came_since(run: R
     assert sum(claim.size_bytes for claim in asked) <= 1.3 * asked[0].size_bytes
     assert published.told == [f"solver: merged versions 0 to 40 into {object_of(first).size_bytes:,} bytes"]
     assert published.compact(every=16) == [first], "two deltas may go unmerged"
-    why = "2 deltas follow version 40, the last merged one, and up to 16 may stay unmerged (--every)"
+    why = "2 deltas follow version 40, the last merged delta; up to 16 may stay unmerged (--every)"
     assert published.told == [f"solver: nothing to merge: {why}"]
 
     published.deltas(15)

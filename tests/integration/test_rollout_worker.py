@@ -186,7 +186,7 @@ def test_every_task_becomes_one_record_whose_key_headers_partition_and_tokens_ar
         "reads which versions are published",
         "imports the engine torch",
         "builds the engine",
-        "takes the weights of solver version 0",
+        "loads the weights of solver version 0",
         "worker.ready",
         "worker.stopped",
     ]
@@ -270,7 +270,7 @@ def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker
     assert {group.number: group.reason for group in groups(run)} == {**dict.fromkeys(range(6), ""), 2: "poison"}
     status = statuses(run)["w0"]
     assert status.state == "stopped"
-    assert "no token for 4 s with" in status.detail
+    assert "no token for 4 s, although" in status.detail
 
 
 @pytest.mark.rollout

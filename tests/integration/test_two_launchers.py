@@ -51,7 +51,7 @@ def test_a_run_whose_objects_are_in_another_folders_store_is_refused_to_all_but_
     assert remembered == [run.run_id]
 
     for _ in range(2):
-        with pytest.raises(RunOfAnother, match=r"begun 20.* UTC from another data folder; it is not running, and"):
+        with pytest.raises(RunOfAnother, match=r"begun 20.* UTC from another data folder. It is not running, and"):
             begin_or_join(his, recipe, lambda _: None, new_recipe=False)
     again = begin_or_join(hers, recipe, lambda _: None, new_recipe=False, own_run_id=run.run_id)
     assert (again.run_id, again.store_address) == (run.run_id, run.store_address)
@@ -74,7 +74,7 @@ def test_a_run_on_a_named_store_is_refused_while_a_worker_runs_that_would_be_sta
     report(replace(status, worker="started-by-hand"))
     begin_or_join(claimed(shared, "his"), shared, lambda _: None, new_recipe=False)
     report(status)
-    with pytest.raises(RunOfAnother, match="it is running now: rollout-sums-0 is process 123 on hers"):
+    with pytest.raises(RunOfAnother, match="It is running now: rollout-sums-0 is process 123 on hers"):
         begin_or_join(claimed(shared, "theirs"), shared, lambda _: None, new_recipe=False)
 
 

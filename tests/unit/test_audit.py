@@ -49,6 +49,8 @@ TOPICS = RECIPE.topics
 WHOLE = Scope(whole=True)
 STILL = Scope(whole=True, still=True)
 DRAINED = Scope(whole=True, still=True, drained=True)
+GONE = "is in flight, but its task does not wait for a worker, and no worker has produced its group"
+UNISSUED = "has a record on the tasks topic, but the feeder's snapshot does not count it as issued"
 
 
 Workflows: TypeAlias = dict[str, dict[str, str]]
@@ -244,7 +246,7 @@ def test_a_replay_that_vanishes_behind_the_trainers_back_is_found_when_the_run_i
     log.replay(0, 2)
     assert log.audit(STILL).ok
     assert says(log.audit(DRAINED)) == [
-        "sums:0 of solver , use 1, was read by the trainer, but neither trained nor evicted"
+        "sums:0 of solver (use 1) was read by the trainer, but neither trained nor evicted"
     ], "the second it never read: the run was over first"
     log.evicted(0, "run_end", use=1)
     assert log.audit(DRAINED).ok
@@ -257,7 +259,7 @@ def test_a_replay_whose_use_before_vanished_is_found() -> None:
     log.batch(2, 0, use=2)
     log.weights(1)
     log.weights(2)
-    assert says(log.audit(STILL)) == ["sums:0 of solver , use 2, is a replay, but the use before it was never kept"]
+    assert says(log.audit(STILL)) == ["sums:0 of solver (use 2) is a replay, but the use before it was never kept"]
 
 
 def test_a_dead_task_is_dead_for_all_policies_of_its_workflow() -> None:
@@ -320,14 +322,24 @@ def test_a_group_whose_headers_its_curator_refused_is_no_delivery_of_the_number_
         assert (says(found), found.groups.produced) == ([], 3)
 
 
-@pytest.mark.parametrize("end", ["1e999", "1e15", "-1"])
-def test_a_snapshot_with_a_number_that_no_run_comes_to_is_none(end: str) -> None:
+FORM = "its JSON does not have the form that the feeder writes"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"next": {"sums": 1e999}}', f"{FORM} (OverflowError: "),
+        (b'{"next": {"sums": 1e15}}', f"must be from 0 to {1 << 32}, but it is 1000000000000000 for sums"),
+        (b'{"next": {"sums": -1}}', f"must be from 0 to {1 << 32}, but it is -1 for sums"),
+        (b"{}", f"{FORM} (KeyError: 'next')"),
+    ],
+)
+def test_a_snapshot_with_a_number_that_no_run_comes_to_is_none(body: bytes, why: str) -> None:
     log = clean()
-    body = b'{"next": {"sums": %s}}' % end.encode()
     log.say(TOPICS.state, codec.encode(Snapshot(run_id="r", component="feed", body=body)), b"feed")
     said = " ".join(says(log.audit(STILL)))
-    assert "the feeder's snapshot t.state[0]@" in said
-    assert "cannot be read" in said
+    assert "the feeder's snapshot t.state[0]@3 cannot be read: " in said
+    assert why in said
 
 
 def test_a_group_of_a_number_that_was_never_issued_may_wait_for_its_curator() -> None:
@@ -551,7 +563,11 @@ UNPROVEN: list[tuple[Flaw, str]] = [
 def test_a_group_that_was_trained_into_the_wrong_version_is_named() -> None:
     for low, high, sentence in (
         (0, 1, "sums:8 of solver was trained after its deadline"),
-        (2, 3, "sums:8 of solver was trained into a version that is not newer than its newest token"),
+        (
+            2,
+            3,
+            "sums:8 of solver was trained into a version that is not newer than the one that sampled its newest token",
+        ),
     ):
         log = clean()
         log.batch(3, 8)
@@ -573,7 +589,7 @@ def test_the_outcome_of_an_eviction_has_its_verdict() -> None:
     log.batch(-1, evictions=(Eviction(GroupUse("sums", 7), "surplus"),))
     log.outcome(7, "expired", "expired", component="train")
     assert says(log.audit(STILL)) == [
-        "sums:7 of solver was evicted by the trainer with another verdict than its outcome has (expired)"
+        "sums:7 of solver was evicted by the trainer, but its outcome has another verdict (expired)"
     ]
 
 
@@ -611,10 +627,16 @@ def test_beyond_a_hundred_problems_are_only_counted() -> None:
 
 
 CHAIN: list[tuple[dict[str, Any], str]] = [
-    ({"version": 3, "base_hash": "other"}, "trained from weights other, but the version before it is w2: {}3 and {}4"),
-    ({"version": 3, "base_hash": ""}, "trained from weights without a hash, but the version before it is w2: {}3 and"),
-    ({"version": 3, "epoch": 2}, "version 3 of solver is of epoch 2, but the version before is of 0: {}4"),
-    ({"version": 5}, "no batch record names versions 3 to 4 of solver: {}4 follows"),
+    (
+        {"version": 3, "base_hash": "other"},
+        "trained from weights other, but the version before it has weights w2: {}3 and {}4",
+    ),
+    (
+        {"version": 3, "base_hash": ""},
+        "trained from weights without a hash, but the version before it has weights w2: {}3 and",
+    ),
+    ({"version": 3, "epoch": 2}, "is of epoch 2, but after a version of epoch 0 it can only be 0 or 1: {}4"),
+    ({"version": 5}, "no batch record names versions 3 to 4 of solver: the next one, {}4, names version 5"),
     ({"version": 2}, "version 2 of solver was trained twice: {}3 and {}4"),
 ]
 
@@ -631,7 +653,9 @@ def test_a_version_that_does_not_follow_from_the_one_before_breaks_the_chain() -
     log.issued()
     log.weights(0, weights_hash="begin")
     log.batch(1)
-    assert "trained from weights w0, but the version before it is begin" in says(log.audit())[0], "version 1 too"
+    assert "trained from weights w0, but the version before it has weights begin" in says(log.audit())[0], (
+        "version 1 too"
+    )
 
 
 def test_a_new_epoch_begins_from_any_weights_at_the_next_version() -> None:
@@ -659,7 +683,7 @@ def test_a_new_epoch_may_begin_by_an_anchor_of_the_newest_version_from_whose_wei
         log.batch(6, epoch=1, base_hash="others")
         assert [what.split(":")[0] for what in says(log.audit(STILL))] == [
             "version 3 of solver was published twice",
-            "version 6 of solver was trained from weights others, but the version before it is w5",
+            "version 6 of solver was trained from weights others, but the version before it has weights w5",
         ]
 
 
@@ -668,7 +692,9 @@ def test_the_batch_after_an_anchor_that_begins_an_epoch_begins_from_its_weights(
     log.weights(2, epoch=1, weights_hash="elsewhere")
     log.batch(3, epoch=1)
     (said,) = says(log.audit(STILL))
-    assert said.startswith("version 3 of solver was trained from weights w2, but the version before it is elsewhere")
+    assert said.startswith(
+        "version 3 of solver was trained from weights w2, but the version before it has weights elsewhere"
+    )
 
 
 def test_an_event_and_a_checkpoint_say_what_the_batch_says() -> None:
@@ -680,11 +706,11 @@ def test_an_event_and_a_checkpoint_say_what_the_batch_says() -> None:
     log.checkpoint(4, weights_hash="torn")
     found = log.audit(STILL)
     assert not found.weights_chain_ok
-    is_by = "of solver is {} of epoch 0 by t.batches.solver[0]@{}, and"
+    says_batch = "of solver has weights {} of epoch 0 in t.batches.solver[0]@{}, but weights"
     assert says(found) == [
-        f"version 3 {is_by.format('w3', 4)} torn of epoch 0 by the event t.weights.solver[0]@3",
-        f"version 4 {is_by.format('w4', 5)} w4 of epoch 2 by the event t.weights.solver[0]@4",
-        f"version 4 {is_by.format('w4', 5)} torn of epoch 0 by the checkpoint t.state[0]@3",
+        f"version 3 {says_batch.format('w3', 4)} torn of epoch 0 in the event t.weights.solver[0]@3",
+        f"version 4 {says_batch.format('w4', 5)} w4 of epoch 2 in the event t.weights.solver[0]@4",
+        f"version 4 {says_batch.format('w4', 5)} torn of epoch 0 in the checkpoint t.state[0]@3",
     ]
 
 
@@ -693,7 +719,7 @@ def test_an_event_without_its_batch_breaks_the_chain_and_a_batch_without_an_even
     log.batch(3)
     assert log.audit(STILL).ok
     log.weights(4)
-    assert says(log.audit(STILL)) == ["no batch record names version 4 of solver: t.weights.solver[0]@3 does"]
+    assert says(log.audit(STILL)) == ["no batch record names version 4 of solver, but t.weights.solver[0]@3 does"]
 
 
 def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_names() -> None:
@@ -708,13 +734,14 @@ def test_a_merged_delta_publishes_no_version_and_must_agree_with_both_that_it_na
     found = log.audit(STILL)
     assert not found.weights_chain_ok
     name = "the merged delta of versions 0 to"
+    has, misses = "but that version has weights", "but that version is not published"
     partition = "t.weights.solver[0]"
     assert says(found) == [
-        f"{name} 2 of solver has version 0 as w1 of epoch 0, but that version is w0 of epoch 0: {partition}@5",
-        f"{name} 1 of solver has version 1 as w2 of epoch 0, but that version is w1 of epoch 0: {partition}@6",
-        f"{name} 4 of solver has version 4 as w4 of epoch 0, but that version is not published: {partition}@7",
-        f"{name} 1 of solver has version 0 as w0 of epoch 1, but that version is w0 of epoch 0: {partition}@8",
-        f"{name} 1 of solver has version 1 as w1 of epoch 1, but that version is w1 of epoch 0: {partition}@8",
+        f"{name} 2 of solver names weights w1 of epoch 0 for version 0, {has} w0 of epoch 0: {partition}@5",
+        f"{name} 1 of solver names weights w2 of epoch 0 for version 1, {has} w1 of epoch 0: {partition}@6",
+        f"{name} 4 of solver names weights w4 of epoch 0 for version 4, {misses}: {partition}@7",
+        f"{name} 1 of solver names weights w0 of epoch 1 for version 0, {has} w0 of epoch 0: {partition}@8",
+        f"{name} 1 of solver names weights w1 of epoch 1 for version 1, {has} w1 of epoch 0: {partition}@8",
     ]
 
 
@@ -728,8 +755,8 @@ def test_weights_that_are_there_whole_once_more_publish_no_version_and_must_agre
     log.weights(4, kind="whole")
     name, partition = "the whole weights of version", "t.weights.solver[0]"
     assert says(log.audit(STILL)) == [
-        f"{name} 2 of solver are w1 of epoch 0, but that version is w2 of epoch 0: {partition}@5",
-        f"{name} 2 of solver are w2 of epoch 1, but that version is w2 of epoch 0: {partition}@6",
+        f"{name} 2 of solver are w1 of epoch 0, but that version has weights w2 of epoch 0: {partition}@5",
+        f"{name} 2 of solver are w2 of epoch 1, but that version has weights w2 of epoch 0: {partition}@6",
         f"{name} 4 of solver are w4 of epoch 0, but that version is not published: {partition}@7",
     ]
 
@@ -764,11 +791,11 @@ def test_a_delta_on_other_weights_than_those_of_the_version_that_it_names_breaks
     log.batch(6, epoch=1)
     log.batch(7, epoch=1)
     log.weights(7, epoch=1, kind="delta", base_version=6, base_hash="w6")
-    names, partition = "which it names, is", "t.weights.solver[0]"
+    partition = "t.weights.solver[0]"
     assert [what.partition(" of solver is a delta of ")[2] for what in says(log.audit(STILL))] == [
-        f"epoch 0 on w2, but version 3, {names} w3 of epoch 0: {partition}@4",
-        f"epoch 1 on w4, but version 4, {names} w4 of epoch 0: {partition}@5",
-        f"epoch 1 on w6, but version 6, {names} not published: {partition}@6",
+        f"epoch 0 on weights w2, but its base, version 3, has weights w3 of epoch 0: {partition}@4",
+        f"epoch 1 on weights w4, but its base, version 4, has weights w4 of epoch 0: {partition}@5",
+        f"epoch 1 on weights w6, but its base, version 6, is not published: {partition}@6",
     ]
 
 
@@ -803,8 +830,10 @@ def test_no_group_is_trained_that_its_trainer_had_not_read() -> None:
         log.weights(3)
         found.append(says(log.audit(STILL)))
     [what], nothing = found
-    assert what.startswith(f"version 3 of solver was trained from a group at offset {at} of curated partition 0, which")
-    assert what.endswith("had not read: t.batches.solver[0]@4")
+    assert what == (
+        f"version 3 of solver was trained on the group at t.curated.solver[0]@{at}, but its trainer had read that "
+        f"partition only to offset {at}: t.batches.solver[0]@4"
+    )
     assert nothing == []
 
 
@@ -980,7 +1009,7 @@ def test_a_number_in_flight_is_lost_that_the_workers_are_past_and_of_which_no_gr
     assert says(live(clean(), passed=8, reached=0)) == []
     found = live(clean(), passed=9, reached=0)
     assert found.lost == 1
-    assert says(found) == ["sums:8 of solver is in flight, but has neither a waiting task nor a group"]
+    assert says(found) == [f"sums:8 of solver {GONE}"]
 
 
 def test_what_the_curators_have_read_has_an_answer_also_while_a_run_goes_on() -> None:
@@ -1019,7 +1048,7 @@ def test_a_task_that_the_feeder_does_not_know_is_lost_and_one_beyond_all_numbers
         headers = [("run_id", b"r"), ("stream", b"sums"), ("number", number), ("revision", b"0")]
         log.say(TOPICS.tasks("sums"), b"", headers=headers)
         found = log.audit()
-        assert says(found)[0] == "sums:9 of solver is a task, but the feeder's snapshot does not count it as issued"
+        assert says(found)[0] == f"sums:9 of solver {UNISSUED}"
         assert (found.lost >= lost, len(found.problems.listed)) == (True, lost)
 
 

@@ -49,21 +49,34 @@ def of(case: Case, **changes: object) -> Case:
     return replace(case, snapshot=replace(case.snapshot, **changes))  # type: ignore[arg-type]
 
 
-COMMITTED = f"group t.curate.solver has committed offset {{}} of {TOPIC}[0], "
+COMMITTED = f"consumer group t.curate.solver has committed offset {{}} of {TOPIC}[0], "
 SAYS: list[tuple[Callable[[Case], Case], str]] = [
-    (lambda case: moved(case, 10), COMMITTED.format(10) + "which holds 2 to 9"),
+    (lambda case: moved(case, 10), COMMITTED.format(10) + "but the offsets of that partition are 2 to 9"),
     (
         lambda case: of(moved(case, 1), positions={f"{TOPIC}[0]": 1}),
-        COMMITTED.format(1) + "which holds 2 to 9",
+        COMMITTED.format(1) + "but the offsets of that partition are 2 to 9",
     ),
     (lambda case: moved(case, 5), COMMITTED.format(5) + "but its snapshot t.state[0]@5 is of the later offset 6"),
     (
         lambda case: replace(case, snapshot=None),
-        f"restores {TOPIC}[0] from snapshot 5, but `state` lacks that snapshot",
+        f"restores {TOPIC}[0] from the snapshot at offset 5 of `state`, but that snapshot is missing",
     ),
-    (lambda case: replace(case, at=7), f"restores {TOPIC}[0] from snapshot 5, but t.state[0]@7 is newer"),
-    (lambda case: of(case, run_id="other"), f"the snapshot t.state[0]@5 of {TOPIC}[0] is of run 'other'"),
-    (lambda case: of(case, positions={}), f"the snapshot t.state[0]@5 of {TOPIC}[0] cannot be read: '{TOPIC}[0]'"),
+    (
+        lambda case: replace(case, at=7),
+        f"restores {TOPIC}[0] from the snapshot at offset 5 of `state`, but the snapshot t.state[0]@7 is newer",
+    ),
+    (
+        lambda case: replace(case, commit=Commit(8)),
+        f"restores {TOPIC}[0] from no snapshot, but the snapshot t.state[0]@5 is newer",
+    ),
+    (
+        lambda case: of(case, run_id="other"),
+        f"the snapshot t.state[0]@5 of {TOPIC}[0] is of another run, with the id 'other'",
+    ),
+    (
+        lambda case: of(case, positions={}),
+        f"the snapshot t.state[0]@5 of {TOPIC}[0] cannot be read: it does not give the offset up to which",
+    ),
 ]
 
 
@@ -75,7 +88,7 @@ def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
 def test_of_a_group_whose_offsets_kafka_has_forgotten_nothing_is_said() -> None:
     assert replace(Case(), commit=None).said() == [], "it goes on from its snapshots"
     [what] = replace(Case(), commit=None, has_others=True).said()
-    assert f"has no committed offset of {TOPIC}[0], but a snapshot of offset 6" in what
+    assert f"has no committed offset of {TOPIC}[0], but it has a snapshot of offset 6" in what
 
 
 def test_a_commit_that_its_group_cannot_go_on_from_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,11 @@ from made_recipes import sums_recipe
 from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_without_answers
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations
+from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations, _describe_differences
 from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.records import ClaimCheck, DeadLetter, EvalResult, Failure, Snapshot, TrajectoryGroup
+from headrace.schemas.records import ClaimCheck, DeadLetter, EvalResult, Failure, Snapshot, TierResult, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR
 
 RECIPE = sums_recipe(evaluate={"problems": 2})
@@ -98,7 +99,7 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     ),
     (
         lambda scene: scene.tasks.append(9),
-        ["eval.sums:9 is a task, but the feeder's snapshot does not count it as issued"],
+        ["eval.sums:9 has a record on the eval-tasks topic, but the feeder's snapshot does not count it as issued"],
     ),
     (
         lambda scene: scene.results.pop(),
@@ -124,6 +125,10 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
         [f"{NAME.format(1)} has a result that differs from its answers (answers -> result): standard_error 0.0 -> "],
     ),
     (lambda scene: result(scene, 1, standard_error=-1.0), []),
+    (
+        lambda scene: result(scene, 1, tiers=(TierResult("easy", 1, 2, 0.5), TierResult("hard", 1, 2, 0.5))),
+        [f"{NAME.format(1)} has a result that differs from its answers (answers -> result): tiers none -> easy and "],
+    ),
     (
         lambda scene: scene.results.append(replace(scene.results[1], version=7)),
         [f"{NAME.format(7)} has a result, but some of its answers are missing"],
@@ -275,6 +280,14 @@ def test_a_result_is_the_mean_of_its_rewards_and_one_of_an_older_build_that_of_r
         assert scene.said() == [
             f"{NAME.format(1)} has a result that differs from its answers (answers -> result): avg_at_k 3.5 -> 1.0"
         ] * (not is_right)
+
+
+def test_of_tiers_only_what_differs_is_named() -> None:
+    easy, hard = TierResult("easy", 2, 4, 0.5), TierResult("hard", 2, 4, math.nan)
+    one, other = (EvalResult(tiers=(easy, last)) for last in (hard, replace(hard, played=3, avg_at_k=0.25)))
+    said = "played of tier hard 4 -> 3, avg_at_k of tier hard nan -> 0.25"
+    assert _describe_differences(one, other, ("samples", "tiers")) == said
+    assert _describe_differences(one, one, ("samples", "tiers")) == ""
 
 
 def test_a_result_without_a_reward_closes() -> None:

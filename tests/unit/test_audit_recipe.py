@@ -37,8 +37,11 @@ def test_a_revision_has_one_content() -> None:
             [f"{two} (plug-in new: source {'b' * 12} -> {'d' * 12}): @0 and @2"],
         ),
         ([replace(FIRST, revision=2)], ["recipe revision 2 follows 0, so the revisions between are missing: @1"]),
+        ([replace(FIRST, swapped=True)], [f"{two} (whether `headrace swap` wrote it): @0 and @1"]),
     ):
         assert list(recipe_problems(records(FIRST, *more), {"sums": [[0, 0]]})) == says
+    later = records(replace(FIRST, revision=1))
+    assert list(recipe_problems(later, {})) == ["the recipe topic begins with revision 1, not 0: @0"]
 
 
 def test_a_revision_under_which_numbers_were_issued_is_there() -> None:
@@ -90,7 +93,10 @@ def test_a_batch_is_as_its_recipe_has_it() -> None:
             {"version": 2, "groups": 33},
             "was trained from a batch of 33 groups, but trainer.groups_per_batch of recipe revision 0 is 32",
         ),
-        ({"version": RECIPE.trainer.checkpoint_every}, "has no checkpoint, but its recipe asks for one"),
+        (
+            {"version": RECIPE.trainer.checkpoint_every},
+            "has no checkpoint record on `state`, although its recipe revision asks",
+        ),
     ):
         found = list(batches({}, more).problems([0]))
         assert len(found) == len(says), more
@@ -103,10 +109,12 @@ def test_no_version_is_trained_under_an_older_revision_than_the_one_before() -> 
         found.fold_batch(BatchFacts(version, 0, revision, 32, {}, "@0"))
     [what] = found.problems([0])
     assert what == (
-        "version 4 of solver was trained under recipe revision 0, but the version before it under the later one 1: @0"
+        "version 4 of solver was trained under recipe revision 0, but the version before it was trained under the "
+        "later revision 1: @0"
     )
 
 
 def test_version_nought_has_a_checkpoint_for_ever() -> None:
     assert list(batches().problems([])) == []
-    assert list(batches({}).problems([])) == ["version 0 of solver has no checkpoint, but nothing may delete it"]
+    lacks = "version 0 of solver has no checkpoint record on `state`, although nothing may delete it"
+    assert list(batches({}).problems([])) == [lacks]

@@ -66,9 +66,9 @@ def test_the_parts_of_a_run_are_those_that_up_starts() -> None:
 
 def test_a_run_does_not_begin_on_servers_that_would_end_with_the_command() -> None:
     for sets, named in (
-        ((), "lacks kafka.bootstrap and store.endpoint"),
-        (('kafka.bootstrap="k:1"',), "lacks store.endpoint"),
-        (('store.endpoint="s:1"',), "lacks kafka.bootstrap"),
+        ((), "must set kafka.bootstrap and store.endpoint"),
+        (('kafka.bootstrap="k:1"',), "must set store.endpoint"),
+        (('store.endpoint="s:1"',), "must set kafka.bootstrap"),
     ):
         with pytest.raises(UsageError, match=f"(?s){named}.*`headrace servers` starts"):
             begin(load_recipe("arithmetic", sets), lambda _: None, new_recipe=False)
@@ -98,7 +98,7 @@ def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_te
     monkeypatch.setattr("shutil.which", lambda _: None)
     elsewhere = CliRunner().invoke(app, ["begin", "arithmetic"]).output
     assert "  /venv/bin/headrace feed --run" in elsewhere
-    assert "here or on another machine, where the program is `headrace`" in elsewhere
+    assert "here or on another machine (there the program may be called `headrace`)" in elsewhere
 
 
 def test_a_program_that_was_started_by_its_python_is_named_as_the_shell_finds_it(
@@ -205,7 +205,7 @@ def test_of_two_that_begin_a_run_at_the_same_moment_the_later_one_is_refused_and
 
     assert begin().run_id == "his"
     assert order == [find_needs(recipe, specs), "topics are made", Wanted(specs), "his", "it is written"]
-    with pytest.raises(RunOfAnother, match="from another data folder; it is not running"):
+    with pytest.raises(RunOfAnother, match=r"from another data folder\. It is not running"):
         begin()
 
 
@@ -274,7 +274,7 @@ def test_begin_goes_on_with_a_run_whose_parts_run_by_hand_whatever_its_trainer_d
         beginning.refuse_run_of_another(run, recipe, None, embedded_store=False)
 
     alive.append(replace(trainer, worker="rollout-sums-0", state="rolling"))
-    with pytest.raises(RunOfAnother, match="it is running now: rollout-sums-0 is process 7 on hers"):
+    with pytest.raises(RunOfAnother, match="It is running now: rollout-sums-0 is process 7 on hers"):
         begin(recipe, lambda _: None, new_recipe=True)
 
 

@@ -88,12 +88,12 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"message.max.bytes": "20000"}),
-        "the brokers have message.max.bytes=20000, which t.tasks.sums would get: set it to 1048588",
+        "message.max.bytes=20000, and new topics such as t.tasks.sums would take it over: set it to 1048588",
     ),
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"log.message.timestamp.before.max.ms": "1"}),
-        "before.max.ms=1, which",
+        "before.max.ms=1, and new topics such as",
     ),
     (
         "topics",
@@ -103,14 +103,14 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "topics",
         lambda: replace(SOUND, topics={**SOUND.topics, BATCHES: SeenTopic(4)}),
-        f"{BATCHES} has 4 partitions, but the run needs 1",
+        f"{BATCHES} has 4 partitions, but the run needs 1. The number is fixed for a run: begin a new run with --set",
     ),
     (
         "rights",
         lambda: replace(
             SOUND, topics={**SOUND.topics, BATCHES: replace(SOUND.topics[BATCHES], operations=ALL - {"WRITE"})}
         ),
-        f"Write on topic {BATCHES} is missing: {GRANT} Write --topic t. --resource-pattern-type",
+        f"the right Write on topic {BATCHES} is missing: {GRANT} Write --topic t. --resource-pattern-type",
     ),
     (
         "rights",
@@ -136,9 +136,10 @@ def test_each_missing_right_is_a_line_and_what_a_run_can_do_without_is_no_fault(
     nothing = replace(SOUND, topics={name: replace(one, operations=frozenset()) for name, one in SOUND.topics.items()})
     rights = [finding for finding in check_cluster(nothing, WANTED) if finding.what == "rights"]
     assert [(one.ok, one.detail.partition(" on ")[0]) for one in rights] == [
-        (True, "Delete"), (False, "Describe"), (False, "DescribeConfigs"), (False, "Read"), (False, "Write"),
+        (True, "the right Delete"), (False, "the right Describe"), (False, "the right DescribeConfigs"),
+        (False, "the right Read"), (False, "the right Write"),
     ]  # fmt: skip
-    assert f"and {len(WANTED.topics) - 1} more are missing" in rights[-1].detail
+    assert f"and {len(WANTED.topics) - 1} more is missing" in rights[-1].detail
     unseen = replace(SOUND, settings=None, refused={"settings": "Cluster authorization failed"})
     [version] = [finding for finding in check_cluster(unseen, WANTED) if finding.what == "version"]
     assert version.ok

@@ -80,14 +80,14 @@ def test_settings_that_do_not_fit_the_listener_are_named(serve: Serve) -> None:
     address = f"127.0.0.1:{serve(answer_of(33, b'PLAIN'), False)}"
     said = describe_misfit(address, {})
     assert said.startswith(
-        "the listener uses SASL_PLAINTEXT (PLAIN), but this client PLAINTEXT: set security.protocol, sasl.mechanism, "
-        "sasl.username, sasl.password in the environment variable HEADRACE_KAFKA_CLIENT"
+        "the listener uses SASL_PLAINTEXT (PLAIN), but this client uses PLAINTEXT: set security.protocol, "
+        "sasl.mechanism, sasl.username, sasl.password in the environment variable HEADRACE_KAFKA_CLIENT"
     )
-    assert "this client SASL_SSL" in describe_misfit(address, {"security.protocol": "sasl_ssl"})
+    assert "this client uses SASL_SSL" in describe_misfit(address, {"security.protocol": "sasl_ssl"})
     assert not describe_misfit(address, {"security.protocol": "sasl_plaintext"})
     with_tls = f"127.0.0.1:{serve(answer_of(34), True)}"
     assert (
-        "the listener uses SSL, but this client PLAINTEXT: set security.protocol, ssl.ca.location in"
+        "the listener uses SSL, but this client uses PLAINTEXT: set security.protocol, ssl.ca.location in"
         in describe_misfit(with_tls, {})
     )
     assert not describe_misfit(with_tls, {"security.protocol": "SSL"})

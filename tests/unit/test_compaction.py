@@ -72,15 +72,15 @@ def test_why_nothing_is_due_is_said_for_people() -> None:
         ([], "no version is published yet"),
         (
             [event(0, ANCHOR), *deltas(1, 2)],
-            "2 deltas follow version 0, the last anchor, and up to 3 may stay unmerged",
+            "2 deltas follow version 0, the last anchor; up to 3 may stay unmerged",
         ),
         (
             [event(0, ANCHOR), *deltas(1, 5), event(4, MERGED, base=0)],
-            "one delta follows version 4, the last merged one, and up to 3 may stay unmerged",
+            "one delta follows version 4, the last merged delta; up to 3 may stay unmerged",
         ),
         (
             [event(0, ANCHOR), event(2, base=1)],
-            "no merging before the next anchor: the delta of version 2 is not based on version 0",
+            "merging waits for the next anchor (whole weights): the delta of version 2 is not based on version 0",
         ),
     ):
         assert told(*events).explain_nothing().startswith(said)

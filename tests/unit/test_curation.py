@@ -303,7 +303,7 @@ def test_a_group_over_which_an_algorithm_returns_nonsense_is_dead_and_eight_in_a
         [dead] = read(list(state.handle(message(group(4 * offset), offset=offset))))
         assert isinstance(dead, DeadLetter)
         assert (dead.reason, dead.number) == ("algorithm_failed", 4 * offset)
-        assert "Careless returned what cannot be used: kept must be from 0 to 1" in dead.detail
+        assert "Careless returned a result that cannot be used: kept must be from 0 to 1" in dead.detail
     with pytest.raises(ChainError, match=r"the chain failed on 8 groups in a row; .*kept must be from 0 to 1"):
         list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
 
@@ -421,10 +421,10 @@ def test_the_curator_of_a_shadow_that_a_later_recipe_dropped_ends_with_a_sentenc
     state = CuratorPartition(context, (TOPIC, 0), 4)
     assert handled(state, group(0, revision=1)).verdict == "kept"
     with pytest.raises(
-        UsageError, match=r"recipe revision 2 has no shadow solver\.free any more, so this curator is over"
+        UsageError, match=r"recipe revision 2 and later ones have no shadow solver\.free, so this curator ends"
     ):
         handled(state, group(4, revision=2))
-    with pytest.raises(UsageError, match="recipe revision 2 has no policy judge any more"):
+    with pytest.raises(UsageError, match="recipe revision 2 and later ones have no policy judge"):
         find_recipe(recipes, 2, "judge")
     recipes[3] = SHADOWED
     assert handled(state, group(8, revision=2)).verdict == "kept", "the shadow is back"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.infra.embedded.data_folder import DataFolder
+from headrace.infra.embedded.data_folder import CLEANING, UP, DataFolder, FolderInUse
 
 
 def test_the_size_of_a_folder_is_that_of_what_is_there_when_another_vanishes_meanwhile(
@@ -27,3 +27,15 @@ def test_the_size_of_a_folder_is_that_of_what_is_there_when_another_vanishes_mea
     monkeypatch.setattr(os, "scandir", look)
     assert 10_000 <= DataFolder(tmp_path).size_bytes() < both
     assert not (tmp_path / "vanishes").exists()
+
+
+def test_who_finds_a_folder_in_use_is_told_only_what_helps_its_own_command(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    watch = f"runs `headrace up` on {tmp_path} now: watch it with `headrace status --data {tmp_path}`"
+    for by, rest in (
+        (CLEANING, "or stop it with Ctrl-C"),
+        (UP, "stop it with Ctrl-C, or give this run another folder by --data"),
+    ):
+        with folder.hold(UP), pytest.raises(FolderInUse) as caught, folder.hold(by):
+            pass
+        assert str(caught.value) == f"process {os.getpid()} {watch}, {rest}"

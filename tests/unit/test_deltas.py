@@ -261,7 +261,7 @@ def test_streams_that_are_not_what_the_header_says_are_refused() -> None:
     ):
         with pytest.raises(WeightsError):
             decode_block(wrong, 1000, 2)
-    with pytest.raises(WeightsError, match="positions that must fit in 900 items"):
+    with pytest.raises(WeightsError, match=r"its header says \d+ changes of 900 items"):
         decode_block(coded, 900, 2)
 
 
@@ -272,8 +272,12 @@ def test_deltas_that_are_no_chain_are_not_merged(pair: tuple[Weights, Weights]) 
     assert both.base_hash == both.weights_hash
     # `a` was undone; `b` stands whole, and nothing says what it was before.
     assert [(head.name, bool(head.blocks)) for head in both.tensors] == [("b", False)]
-    with pytest.raises(WeightsError, match="they do not form a chain"):
+    hashes = f"needs weights with hash {there.header.base_hash}, but the delta before it makes {back.header.base_hash}"
+    with pytest.raises(WeightsError, match=f"do not form a chain: the delta of version -1 {hashes}$"):
         merge_deltas([there, there])
+    other = replace(back, header=replace(back.header, block_items=7))
+    with pytest.raises(WeightsError, match=r"has blocks of 7 items, but the delta before it has blocks of \d+$"):
+        merge_deltas([there, other])
     with pytest.raises(WeightsError, match="nothing to merge"):
         merge_deltas([])
 

@@ -101,12 +101,12 @@ def test_the_shipped_engine_keeps_every_promise(subject: Subject) -> None:
         ("log-probabilities", "double", "they are int32 and float64"),
         ("log-probabilities", "crashes", "no such request"),
         ("seeds", "no seed", "seed 1 gave other tokens the second time"),
-        ("ends", "no stop", "ended as 'length'"),
+        ("ends", "no stop", "] with 'length'"),
         ("refusals", "any policy", "was answered: an unknown policy"),
-        ("deadline", "no deadline", "with deadline_s = 0"),
+        ("deadline", "no deadline", "a request with deadline_s = 0 must end"),
         ("swaps", "names the newest", "tokens were not made by the weights"),
         ("prefix cache", "keeps its weights", "tokens were not made by the weights"),
-        ("held versions", "newest for held", "must answer; version_runs are"),
+        ("held versions", "newest for held", "alone; its version_runs are"),
         ("held versions", "never releases", "after its release must raise VersionGone"),
         ("ends", "silent", "no result within 0 s"),
     ],
@@ -160,7 +160,7 @@ def test_the_command_prints_a_line_for_each_promise_and_needs_an_engine_with_a_m
     assert [line.split()[:2] for line in done.output.splitlines()] == [["kept", "seeds"], ["kept", "closing"]]
     for words, why in (
         (["--set", 'rollout.engine="scripted"'], 'rollout.engine = "scripted" has no model'),
-        (["--policy", "nobody"], "--policy nobody: name a policy of the recipe: solver"),
+        (["--policy", "nobody"], "the recipe has no policy nobody: give --policy with one of solver"),
     ):
         refused = CliRunner().invoke(app, ["check-engine", "arithmetic", *words])
         assert isinstance(refused.exception, UsageError)

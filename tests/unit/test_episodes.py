@@ -234,7 +234,7 @@ def test_an_episode_that_ignores_its_cancellation_fails_at_its_time_limit_all_th
     ignored: list[Problem] = []
     groups, ends = play(TASK, spec(stubborn, limit_s=0.05), context(FakeEngine()))
     assert [(f.reason, f.detail) for f in groups["p"].failures] == [
-        ("time_limit", "the episode took longer than 0.05 s")
+        ("time_limit", "the episode took longer than 0.05 s (rollout.episode_limit_s)")
     ] * 3
     assert all(failure.at.endswith(" in stubborn") for failure in groups["p"].failures)
     assert len(ends) == len(ignored) == 3
@@ -358,11 +358,14 @@ def test_a_payload_that_holds_no_problem_is_told_before_any_episode_begins() -> 
 def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
     for returned, said in (
         (None, "TypeError: a workflow must return a mapping of role to RoleTrajectory; got NoneType None"),
-        ({"solver": Score(1)}, "TypeError: the workflow must return a RoleTrajectory for solver; got Score"),
-        ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of solver must be finite, got [inf]"),
-        ({"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))}, "ValueError: the rewards of solver must"),
-        ({"solver": RoleTrajectory(1, (), {"x": np.nan})}, "ValueError: the parts of the reward of solver must be"),
-        ({"stranger": RoleTrajectory(1.0, ())}, ""),
+        ({"solver": Score(1)}, "TypeError: the workflow must return a RoleTrajectory for role solver; got Score"),
+        ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of role solver must be finite, got [inf]"),
+        ({"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))}, "ValueError: the rewards of role solver"),
+        ({"solver": RoleTrajectory(1, (), {"x": np.nan})}, "ValueError: the parts of the reward of role solver must"),
+        (
+            {"stranger": RoleTrajectory(1.0, ())},
+            "ValueError: the workflow returned the roles 'stranger', but its policies in the recipe have only the ",
+        ),
     ):
 
         async def odd(*_: Any, returned: Any = returned) -> Episode:

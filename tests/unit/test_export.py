@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from test_offline_training import archive, curated, recipe
 
+from headrace.app.views.offline_page import LEFT_OUT, export_page
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
+from headrace.infra.recipe.settings import Recipe
 from headrace.ops.offline import parquet_file
 from headrace.ops.offline.exporter import _build_token_columns, export
 from headrace.ops.plain_json import plain
@@ -54,8 +57,10 @@ def batch(version: int, *uses: tuple[int, int]) -> Message:
     return Message(BATCHES, 0, 0, b"", codec.encode(BatchTrained("run-1", "solver", version=version, groups=groups)))
 
 
-def written(root: Path, messages: Sequence[Message], objects: dict[str, bytes] | None = None) -> Path:
-    told = RecipeRevision(run_id="run-1", recipe=recipe().to_json(), schemas=codec.schema_texts())
+def written(
+    root: Path, messages: Sequence[Message], objects: dict[str, bytes] | None = None, of: Recipe | None = None
+) -> Path:
+    told = RecipeRevision(run_id="run-1", recipe=(of or recipe()).to_json(), schemas=codec.schema_texts())
 
     def fetch(claim: ClaimCheck, path: Path) -> None:
         path.write_bytes((objects or {})[claim.key])
@@ -167,10 +172,29 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_there(tmp_path: Path) ->
         replace(played(4), value=codec.encode(replace(group, claim=ClaimCheck("main", "gone", "0" * 64, 4)))),
     ]
 
-    done = plain(export(written(tmp_path / "a", words), None, tmp_path / "out.parquet"))
+    table = export(written(tmp_path / "a", words), None, tmp_path / "out.parquet")
+    done = plain(table)
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(export_page(table))
 
+    assert "Left out as missing_object: 1 groups whose object is not in the archive, or is damaged." in shown.get()
+    assert LEFT_OUT.keys() == done["skipped"].keys()
     assert done["skipped"] == {"malformed": 2, "missing_object": 1, "other_run": 1, "undecodable": 1}
     assert len(rows(tmp_path / "out.parquet")) == done["rows"] == 7
+
+
+def test_what_an_archive_lacks_is_named_as_the_archiver_takes_it(tmp_path: Path) -> None:
+    one = recipe()
+    both = one.model_copy(update={"policies": {**one.policies, "judge": one.policies["solver"]}})
+    folder = written(tmp_path / "a", [], of=both)
+    for policy, what in (
+        (None, "the run has several policies: give --policy with one of solver, judge"),
+        ("other", "the run has no policy other: give --policy with one of solver, judge"),
+        ("judge", "add them with `headrace archive --topics trajectories.judge`"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            export(folder, policy, tmp_path / "out.parquet")
 
 
 def test_no_tokenizer_is_asked_to_decode_a_negative_id() -> None:

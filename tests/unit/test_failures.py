@@ -173,7 +173,7 @@ def test_a_failure_says_type_message_place_role_turn_and_traceback(own: Any) -> 
     assert failure.traceback.endswith("KeyError: '7'\n")
     assert describe_error(failure) == "KeyError: '7' at judges/own_judge.py:5 in judge (verifier, turn 1)"
     assert describe_error(replace(failure, turn=0)).endswith("(verifier, before its first turn)")
-    assert build_failure(0, OutOfTime(), 5.0).detail == "the episode took longer than 5 s"
+    assert build_failure(0, OutOfTime(), 5.0).detail == "the episode took longer than 5 s (rollout.episode_limit_s)"
     assert build_failure(0, OutOfTime("after 7 tokens")).detail == "after 7 tokens"
     own_limit = build_failure(0, raised_from(TimeoutError(), asyncio.CancelledError()), 120.0)
     assert (own_limit.reason, own_limit.detail) == ("time_limit", "TimeoutError"), "which was not the episode's"

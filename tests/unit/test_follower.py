@@ -181,8 +181,8 @@ def test_of_several_versions_that_cannot_be_had_the_newest_is_told_of_and_the_pa
         del scene.store.objects[f"weights/{version}"]
     scene.turn()
     assert scene.pauses.detail == (
-        "weights of p: version 3: the anchor of version 3: weights/3 does not exist: "
-        "the next anchor (whole weights) repairs this"
+        "weights of p: version 3 is not loaded: the anchor of version 3: weights/3 does not exist. "
+        "From the next anchor (whole weights) on, versions can be loaded again"
     )
     assert scene.loader._backoffs["p"].next_s() == 2 * FIRST_PAUSE_S
 
@@ -255,13 +255,18 @@ def test_groups_of_an_evaluation_that_ask_at_once_fetch_their_version_once(monke
     assert sorted(scene.engine.held) == [(1, False), (1, False), (1, False), (1, True)]
 
 
-def test_a_version_that_cannot_be_had_is_gone() -> None:
+def test_a_version_that_cannot_be_had_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     scene.publish(0)
     scene.publish(5)
     scene.turn()
-    with pytest.raises(VersionGone, match="cannot be evaluated: it is older than the 64 versions"):
+    with pytest.raises(
+        VersionGone, match=r"version 3 cannot be evaluated: .* of the newest 64 versions, and the newest is 5"
+    ):
         scene.loader.hold("p", 3)
+    monkeypatch.setattr(weight_loader, "EVENT_PATIENCE_S", 0.0)
+    with pytest.raises(VersionGone, match="version 6 cannot be evaluated: its record did not come in 0 s"):
+        scene.loader.hold("p", 6)
     del scene.store.objects["weights/0"]
     with pytest.raises(VersionGone, match="does not exist"):
         scene.loader.hold("p", 0)
@@ -344,6 +349,6 @@ def test_revisions_come_into_force_and_the_end_is_seen_and_taken_back() -> None:
         scene.take("r.recipe", codec.encode(replace(revision, ended="steps")))
     assert scene.follower.ended == "steps"
     [over] = [one for one in said if one["event"] == "run.over"]
-    assert "it ends after 20 s without a task" in over["now"]
+    assert "It ends when no task came for 20 s" in over["now"]
     scene.take("r.recipe", codec.encode(replace(revision, revision=2)))
     assert scene.follower.ended == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -10,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from headrace.infra.process.child_process import wait_without_reaping
 from headrace.producers.engines.contract import EngineAway
 from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
 from headrace.producers.engines.server_api import ServerApi, ServerAway
@@ -104,6 +107,49 @@ def test_a_load_ends_when_its_engine_is_closed_and_the_server_is_not_started_aga
     with pytest.raises(EngineAway, match="the server is being stopped"):
         server.serve(ServedWeights(1, tmp_path))
     assert len(commands) == 1
+
+
+SHARING = """
+import os, sys, time
+from multiprocessing import resource_tracker, shared_memory
+shared_memory.SharedMemory.__del__ = lambda self: None
+shared = shared_memory.SharedMemory(create=True, size=100)
+resource_tracker.unregister(shared._name, "shared_memory")  # as if the tracker were killed, too
+print(shared._name, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("go_on", ["close", "serve"])
+def test_shared_memory_of_a_killed_server_is_removed(tmp_path: Path, go_on: str) -> None:
+    def find_shared() -> list[Path]:
+        return [Path("/dev/shm") / name.strip("/") for name in log.read_text().split()]  # noqa: S108 - Linux's
+
+    class Sharing(Loading):
+        def is_ready(self) -> bool:
+            return len(find_shared()) == starts
+
+    log, starts = tmp_path / "solver-0" / "stdout.log", 1
+    launch = ServerLaunch(
+        "server", lambda _weights, _port: [sys.executable, "-c", SHARING], lambda _url: cast(ServerApi, Sharing()), 600
+    )
+    process = EngineProcess(tmp_path / "solver-0", launch, {})
+    server = GenerationServer("solver-0", launch, process)
+    server.serve(ServedWeights(0, tmp_path))
+    [shared] = find_shared()
+    assert shared.exists()
+
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_without_reaping(pid)
+    if go_on == "serve":
+        starts = 2
+        server.serve(ServedWeights(0, tmp_path))
+        assert not shared.exists()
+        assert find_shared()[-1].exists(), "the new server has its own"
+    server.close()
+    assert not [path for path in find_shared() if path.exists()]
 
 
 def test_a_server_that_exits_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:

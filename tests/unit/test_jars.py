@@ -84,8 +84,9 @@ def test_a_jar_of_another_content_is_refused_and_not_left_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     resolver(monkeypatch, tmp_path, lambda path: path.write_bytes(b"something else"))
-    with pytest.raises(JarUnavailable, match=r"org\.example:thing:1\.0 .* sha256"):
+    with pytest.raises(JarUnavailable, match=r"org\.example:thing:1\.0 .* sha256") as caught:
         fetch_class_path(tmp_path, pins=PINS)
+    assert "connect this machine" not in str(caught.value), "a network is there"
     assert not jar_path(tmp_path, COORDINATE).exists()
 
 

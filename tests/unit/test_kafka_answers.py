@@ -23,6 +23,7 @@ from headrace.infra.kafka.clients import (
     translate_error,
 )
 from headrace.infra.kafka.cluster_topics import NotLetIn
+from headrace.infra.kafka.topic_reader import describe_behind
 from headrace.infra.process.signals import StopRequested
 from headrace.infra.run import run
 from headrace.infra.run.run import NoSuchRun, join
@@ -96,7 +97,7 @@ def test_a_topic_that_is_not_there_is_not_made_by_who_writes_to_it_or_asks_for_i
         (
             KafkaError._MAX_POLL_EXCEEDED,
             KafkaRefused,
-            "make the data algorithms quicker, or raise max.poll",
+            "raise max.poll.interval.ms in kafka.client",
         ),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaRefused, "Kafka answers TOPIC_AUTHORIZATION_FAILED"),
     ],
@@ -136,3 +137,8 @@ def test_who_is_not_let_in_asks_less_and_less_often(
     with pytest.raises(StopRequested):
         join(RunAddress(CONNECTION, "a"), 60, stop)
     assert stop.pauses == pytest.approx(pauses)
+
+
+def test_what_is_not_read_to_its_end_is_named_with_where_it_is_and_where_it_ends() -> None:
+    said = describe_behind({("a", 0): 3, ("a", 1): 9, ("b", 0): 0}, {("a", 0): 9, ("a", 1): 9, ("b", 0): 1})
+    assert said == "a[0] was read up to offset 3 and ends at 9, b[0] was read up to offset 0 and ends at 1"

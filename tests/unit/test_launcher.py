@@ -339,8 +339,8 @@ def test_who_watches_a_run_in_which_nothing_ever_succeeds_gives_up_as_up_does(
     ("page", "told"),
     [
         (DrainingPage(), ""),
-        (DrainingPage(3), "3 groups are still in flight some time after"),
-        (DrainingPage(0, ("solver at version 80 on [/x]",)), "not evaluated (solver at version 80 on [/x]) some time"),
+        (DrainingPage(3), "the run ended some time ago, but 3 groups are still in flight"),
+        (DrainingPage(0, ("solver at version 80 on [/x]",)), "is not evaluated (solver at version 80 on [/x]): give"),
     ],
 )
 def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted_as_finished(

@@ -303,7 +303,7 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
         (19, well, ""),
         (24, well, "groups are trained again"),
         (25, found("server"), "because of server"),
-        (26, well, "versions come again"),
+        (26, well, "new versions are made again"),
     ]
     assert [news.take_sentence(one, now_s) for now_s, one, _ in looks] == [told for _, _, told in looks]
 

@@ -277,7 +277,7 @@ def test_the_engine_refuses_weights_that_are_not_this_adapter(
     engine = engine_of(solver=Adapted(tiny().config, written(adapter, tmp_path)))
     engine.load("solver", 0, learner.snapshot_weights())
     before = generated(engine, "solver")
-    with pytest.raises(EngineError, match="do not fit the model"):
+    with pytest.raises(EngineError, match="do not have the parameters of the model"):
         engine.load("solver", 1, made("merged")[0].snapshot_weights())
     assert generated(engine, "solver").logprobs.tolist() == before.logprobs.tolist()
 

@@ -143,9 +143,9 @@ BRANCH = "`headrace up RECIPE --set name=state-2 --branch kafka://k:1/state@best
 @pytest.mark.parametrize(
     ("metadata", "lost", "commands"),
     [
-        ("theirs", "another program commits for consumer group", (FORGET,)),
-        ('{"snapshot": 2}', "groups of this partition could be trained on twice", (FORGET, BRANCH)),
-        ('{"snapshot": 3}', "groups of this partition could be trained on twice", (FORGET, BRANCH)),
+        ("theirs", "another program commits offsets for consumer group", (FORGET,)),
+        ('{"snapshot": 2}', "groups of this partition were trained on, and some could", (FORGET, BRANCH)),
+        ('{"snapshot": 3}', "groups of this partition were trained on, and some could", (FORGET, BRANCH)),
         ('{"snapshot": 4}', "If another version of Headrace wrote it, nothing is lost", (BRANCH,)),
     ],
     ids=["another program's", "another component's", "gone", "not to be read"],

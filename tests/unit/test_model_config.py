@@ -94,7 +94,7 @@ def test_a_context_of_a_folder_is_measured_by_its_own_tokenizer(tmp_path: Path) 
 def test_a_model_whose_positions_depend_on_the_longest_sequence_of_a_batch_is_refused(where: str) -> None:
     rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     config = {where: rope, "max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
-    with pytest.raises(UsageError, match=r"phi scales positions by LongRoPE.*Set max_position_embeddings to 4096 in"):
+    with pytest.raises(UsageError, match=r"phi scales positions by LongRoPE.*set max_position_embeddings to 4096 in"):
         refuse_longrope(config, "phi")
     refuse_longrope({**config, "max_position_embeddings": 4096}, "phi")
     refuse_longrope({**config, where: {"rope_type": "llama3"}}, "phi")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import threading
 import time
@@ -145,8 +146,8 @@ def test_a_refusal_becomes_the_error_that_says_what_to_do() -> None:
     ("status", "code", "words"),
     [
         (403, "RequestTimeTooSkewed", "the clocks of this machine and of the store differ: set them"),
-        (301, "PermanentRedirect", r"at another endpoint: correct store\.region and store\.endpoint"),
-        (400, "AuthorizationHeaderMalformed", r"correct store\.region"),
+        (301, "PermanentRedirect", r"at another endpoint: correct both .*store\.region and store\.endpoint"),
+        (400, "AuthorizationHeaderMalformed", r"correct both .*store\.region"),
         (403, "InvalidObjectState", "archive class"),
         (400, "MissingContentMD5", "without object lock"),
     ],
@@ -180,6 +181,13 @@ def test_a_head_that_is_refused_for_the_clocks_names_what_they_differ_by() -> No
             store.put(DATA, "groups")
         assert words in str(caught.value)
         assert ("clock" in str(caught.value)) is bool(words)
+        with answering(403, b"", ahead_s=ahead_s) as store, pytest.raises(StoreDenied) as refused:
+            store.ensure_bucket()
+        said = str(refused.value)
+        assert (words in said, said.count("for the access key")) == (True, 0)
+        assert re.search(
+            r"the access key '.+' may not use bucket '.+' at .+ \(AccessDenied\): .*check the keys \(", said
+        )
 
 
 def test_an_answer_that_the_client_cannot_read_is_a_pause() -> None:

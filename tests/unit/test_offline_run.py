@@ -55,6 +55,12 @@ def test_trajectories_are_those_that_were_trained_on() -> None:
     assert block.progress == [[0, 0, 0.0], [1, 16, 1.0], [2, 29, 2.5]]
 
 
+def test_a_recipe_with_a_selector_is_refused_with_its_name_and_settings(tmp_path: Path) -> None:
+    recipe = sums_recipe(feed={"selector": {"use": "greso", "p_easy": 0.5}})
+    with pytest.raises(UsageError, match=r"feed\.selector is greso p_easy=0\.5, but an archive has no tasks to choose"):
+        run_offline(OfflineRequest(recipe, str(tmp_path / "nosuch"), tmp_path / "data"))
+
+
 def test_an_archive_that_is_not_there_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         run_offline(OfflineRequest(RECIPE, str(tmp_path / "nosuch"), tmp_path / "data"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -207,9 +208,13 @@ def test_a_batch_that_names_another_group_than_stands_there_is_told(tmp_path: Pa
         return [one.curated.number for one in wholes]
 
     assert groups(GroupUse("sums", 2, 0, 0, 4), GroupUse("sums", 0, 0, 0, 0)) == [2, 0], "in the order of the batch"
-    with pytest.raises(LineageBroken, match="must hold group sums:3 at offset 4"):
+    with pytest.raises(
+        LineageBroken, match=r"must hold group sums:3 at offset 4, .* it holds sums:2: without --batches, "
+    ):
         groups(GroupUse("sums", 3, 0, 0, 4))
-    with pytest.raises(LineageBroken, match="has no record at offset 5"):
+    with pytest.raises(
+        LineageBroken, match="has no record at offset 5, but a batch names group sums:3 there: without --batches, "
+    ):
         groups(GroupUse("sums", 3, 0, 0, 5))
 
 
@@ -239,9 +244,12 @@ def test_of_the_runs_own_batches_only_versions_of_the_same_numerics_from_the_sta
 def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
     for asked, sentence in (
-        (TrainingRequest(policy="other"), "name one of the run's policies, solver"),
+        (TrainingRequest(policy="other"), "the run has no policy other: give --policy with one of solver"),
         (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be set here"),
-        (TrainingRequest(sets=("trainer.groups_per_batch=98",)), "a batch needs 98"),
+        (
+            TrainingRequest(sets=("trainer.groups_per_batch=98",)),
+            "a batch needs 98. Make batches smaller with --set policies.solver.trainer.groups_per_batch=N$",
+        ),
         (TrainingRequest(batches=True), "has no topic t.batches.solver"),
         (TrainingRequest(start="/nowhere"), "there is no folder /nowhere here"),
     ):
@@ -265,8 +273,22 @@ def test_a_policy_that_a_later_revision_added_is_trained_with_other_settings(tmp
 def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
     learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
-    said = _explain_no_version(Archive(tmp_path / "a"), learner, RecordCounts())
-    assert said.startswith("training begins with version 50, but trainer.steps is 50, so no version is made")
+    said = _explain_no_version(Archive(tmp_path / "a"), "solver", learner, RecordCounts())
+    assert said == (
+        "training begins with version 50, but trainer.steps of policy solver is 50, so no version is made: give --set "
+        "policies.solver.trainer.steps=N, or a larger --steps"
+    )
+
+
+def test_groups_that_became_too_old_are_named_beside_the_size_of_a_batch(tmp_path: Path) -> None:
+    archive(tmp_path / "a", [[curated(number) for number in range(4)]])
+    learner: Any = SimpleNamespace(version=0, settings=recipe().trainer)
+    counts = RecordCounts(read=9, evicted=Counter(expired=6), left=3)
+    assert _explain_no_version(Archive(tmp_path / "a"), "solver", learner, counts) == (
+        f"of the 9 curated records of {tmp_path / 'a'}, 3 groups could be trained on, but a batch needs 4. Evicted "
+        "before a batch was full: 6 expired. Make batches smaller with --set policies.solver.trainer.groups_per_batch=N, "
+        "or allow older groups with --set policies.solver.trainer.max_staleness=N"
+    )
 
 
 def test_where_groups_are_unusable_the_first_reason_is_told_beside_the_size_of_a_batch(tmp_path: Path) -> None:
@@ -284,7 +306,8 @@ def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
     warm["policies"]["solver"]["warm_start"] = {}
     archive(tmp_path / "a", [[]], Recipe.model_validate(warm))
     with pytest.raises(
-        UsageError, match=r"its warm start cannot be repeated here: give by --start an archive made with"
+        UsageError,
+        match=r"cannot be repeated here: add checkpoints to it with .*, or begin with `headrace offline train --start",
     ):
         train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 

@@ -333,7 +333,7 @@ def test_an_object_that_is_whole_and_of_no_use_is_fetched_no_more() -> None:
     wrong = encode_delta(weights(2), weights(3), Label("p", 0, 2, 4))
     scene.delta(2, 3, wrong)
     for _ in range(3):
-        with pytest.raises(BadWeights, match="delta of version 3: delta-2-3 is labelled"):
+        with pytest.raises(BadWeights, match="delta of version 3: delta-2-3 is not the delta that its record"):
             scene.bring(3)
     assert scene.store.asked.count("delta-2-3") == 1
     assert scene.store.dropped == [], "others on this machine keep their copy"

@@ -141,7 +141,10 @@ def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_do
     assert fault.sentence.startswith("workflows.own: LookupError: no such table at ")
     assert "test_recipe_checks.py:" in fault.sentence
     [doubt] = list_doubts(faults)
-    assert doubt.endswith("it cannot be reached now")
+    assert doubt.startswith(
+        "workflows.own: a server cannot be reached now (ConnectionRefusedError: the judge is away at "
+    )
+    assert doubt.endswith("): a run waits until it answers")
 
 
 def test_a_recipe_that_needs_neither_is_judged_without_torch_and_transformers(tmp_path: Path) -> None:

@@ -138,6 +138,10 @@ def test_set_reaches_into_lists_and_settings_of_a_use(base: Path, tmp_path: Path
         ("steps=40", ("did you mean `trainer.steps`",)),
         ("policies.slover.alphabet=abc", ("policies.slover", "did you mean `solver`")),
         ("trainer.steps.more=1", ("trainer.steps",)),
+        (
+            "workflows.sums.env.tier.a.b=1",
+            ("--set workflows.sums.env.tier.a.b=1: `workflows.sums.env.tier` is one value",),
+        ),
         ("curate.chain.7.use=validate", ("curate.chain",)),
         ("trainer.steps", ("--set trainer.steps=40",)),
         ("trainer.steps=0", ("--set trainer.steps=0", "`trainer.steps` must be greater than or equal to 1", "got 0")),
@@ -159,7 +163,7 @@ def test_a_wrong_set_is_told_with_its_key_and_what_would_be_right(
         ("launch.workers", "true", "must be a number, not true or false"),
         ("trainer.batch_limit_s", "1e300", "must be 4294967296 or less"),
         ("trainer.steps", 10**30, "must be 4294967296 or less"),
-        ("trainer.steps", "1" * 5000, "must be a number of fewer digits"),
+        ("trainer.steps", "1" * 5000, "must be a number with fewer digits"),
         ("rollout.temperature", "1e-300", "must be greater than or equal to 0.01"),
         ("evaluate.temperature", "1e-300", "must be 0 or from 0.01 to 100"),
         ("kafka.partitions", 10**9, "must be less than or equal to 100000"),
@@ -310,7 +314,7 @@ def test_no_refusal_of_a_word_shows_what_may_be_a_secret(base: Path, word: str, 
 )
 def test_a_secret_where_none_belongs_is_refused_with_the_way_to_give_it(base: Path, key: str, where: str) -> None:
     table, _, name = key.partition(".")
-    assert f"`{key}` is not known: it is no key of a recipe, which every reader" in refusal(str(base), f"{key}=x")
+    assert f"`{key}` is not known: it must not be in a recipe, because every reader" in refusal(str(base), f"{key}=x")
     base.write_text(f'{BASE}[{table}]\n{name} = "hunter2"\n')
     said = refusal(str(base))
     assert where in said

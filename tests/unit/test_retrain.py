@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from made_recipes import sums_recipe
 
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
@@ -38,6 +39,26 @@ def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monk
     assert not found.comparable
     assert list(found.differing) == ["backend: fsdp of 2 -> none"]
     assert [one.got for one in found.versions] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "newest", "span", "why"),
+    [
+        ((0,), 0, (5, None), "solver has no version after its oldest checkpoint, of version 0, to train again yet"),
+        ((0, 4), 4, (9, None), "--from 9 is above 4, the newest version of solver: give 0 to 3"),
+        ((0, 4), 4, (4, None), "solver has no version after its checkpoint of version 4: give a lower --from"),
+        ((2, 4), 4, (1, None), "solver has no checkpoint at or below --from 1: give --from 2, its oldest checkpoint"),
+    ],
+)
+def test_versions_that_cannot_be_made_again_are_refused_with_those_that_can(
+    checkpoints: tuple[int, ...], newest: int, span: retraining.VersionSpan, why: str
+) -> None:
+    past = History(
+        checkpoints={version: CheckpointPointer(version=version) for version in checkpoints},
+        batches=[BatchTrained(version=version) for version in range(1, newest + 1)],
+    )
+    with pytest.raises(UsageError, match=why):
+        retraining.cut_into_stretches(past, span, "solver")
 
 
 @pytest.mark.parametrize(

@@ -361,6 +361,8 @@ def test_a_silence_is_told_with_where_episodes_wait() -> None:
             watch.count_silent_s(now, 5, may_wait=False)
             told.append(watch.describe_silence())
         episode.cancel()
+        await asyncio.sleep(0)
+        assert watch.describe_silence() == "no token for 15 s; no episode runs"
         return told
 
     *before, last = asyncio.run(look())
@@ -405,7 +407,7 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
         intake=intake, tasks={}, phase="waiting", step="imports the engine torch", _stall_watch=StallWatch(),
     )  # fmt: skip
     WorkerRuntime._post_status(worker)
-    worker.pauses.begin("files of solver", "no version is published yet")
+    worker.pauses.begin("files of solver", "the trainer has published no version yet")
     WorkerRuntime._post_status(worker)
     worker.pauses.end("files of solver")
     worker.phase = "rolling"
@@ -414,8 +416,8 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
     WorkerRuntime._post_status(worker)
     assert [(one.state, one.detail) for one in posted] == [
         ("waiting", "imports the engine torch"),
-        ("waiting", "files of solver: no version is published yet"),
-        ("rolling", "waits for partitions"),
+        ("waiting", "files of solver: the trainer has published no version yet"),
+        ("rolling", "waits for partitions of its tasks; if this lasts, other workers may have all of them"),
         ("rolling", ""),
     ]
 

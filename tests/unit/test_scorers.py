@@ -141,7 +141,7 @@ def test_a_judge_is_asked_with_the_key_of_the_environment_and_its_last_word_coun
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"use": "judge", "url": endpoint.url, "model": "m", "key": "MY_JUDGE_KEY"}
-    with pytest.raises(ValueError, match=r"must name an environment variable .* is not set or empty"):
+    with pytest.raises(ValueError, match=r"must name an environment variable .* is not set, or empty"):
         build_scorer(settings)
     monkeypatch.setenv("MY_JUDGE_KEY", "secret")
     scorer = build_scorer({**settings, "prompt": "{problem}|{answer}|{completion}", "most": 10})

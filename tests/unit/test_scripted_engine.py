@@ -88,9 +88,9 @@ def test_an_answer_is_right_as_often_as_said_and_stays_right_as_versions_rise() 
 
 
 def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
-    with pytest.raises(EngineError, match="environment `scripted`"):
+    with pytest.raises(EngineError, match="only questions of the environment scripted; set env"):
         answers(engine(), "0/=?", [0])
-    with pytest.raises(EngineError, match="level 2, but the scripted engine has only the levels 0 to 1"):
+    with pytest.raises(EngineError, match=r"'2/3=7\?' is of level 2, but the engine scripted has only the levels 0 t"):
         answers(engine(), "2/3=7?", [0])
 
 
@@ -101,8 +101,10 @@ def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
         ({"tokens": [], "difficulties": []}, "must have the same number of values"),
         ({"tokens": [4, 1]}, "tokens must be at least 2"),
         ({"seconds_per_token": -1.0}, "seconds_per_token at least 0"),
-        ({"latency": 1.0}, "latency.*it takes rate, difficulties, tokens, seconds_per_token"),
-        ({"tokens": 4}, "scripted: "),
+        ({"latency": 1.0}, "rollout.engine, scripted: no option 'latency'; it takes .*tokens"),
+        ({"rate": "fast"}, "rate must be a number, got 'fast'"),
+        ({"tokens": 4}, r"scripted: tokens must be a list of numbers, as in \[4, 32\]; got 4$"),
+        ({"difficulties": ["easy", "hard"]}, "difficulties must be a list of numbers"),
     ],
 )
 def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object], message: str) -> None:
@@ -116,7 +118,7 @@ def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object],
         ("arithmetic", "scriptd", "'scriptd' is not known; take one of scripted, torch"),
         ("arithmetic", "scripted", 'workflows.sums takes problems from the environment "arithmetic", but the engine'),
         ("efficient-data/edf", '{ use = "scripted", tokens = [1, 4] }', "tokens must be at least 2"),
-        ("arithmetic", '{ use = "torch", tokens = [4] }', "engine torch takes no settings"),
+        ("arithmetic", '{ use = "torch", tokens = [4] }', "engine, torch: .* takes no settings; remove tokens"),
     ],
 )
 def test_an_engine_that_cannot_play_a_recipe_is_refused_before_anything_is_started(

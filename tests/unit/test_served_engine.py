@@ -176,7 +176,7 @@ def test_a_request_that_takes_servers_down_fails_alone(scene: Scene) -> None:
     scene.load(1)
     for server in scene.servers.values():
         server.dies_in = ["generate"] * 3
-    with pytest.raises(EngineError, match="3 servers failed while they had this request"):
+    with pytest.raises(EngineError, match=r"servers failed 3 times while .* the last time: it went away\."):
         scene.generate(None)
 
 
@@ -186,9 +186,7 @@ def test_a_version_that_takes_servers_down_is_loaded_no_more(scene: Scene) -> No
         server.dies_in = ["load"]
     with pytest.raises(EngineAway, match="failed while it loaded version 2"):
         scene.load(2)
-    with pytest.raises(
-        EngineError, match="2 servers failed while they loaded version 2 of solver: it is not loaded again"
-    ):
+    with pytest.raises(EngineError, match=NOT_AGAIN):
         scene.load(2)
     scene.load(3)
     assert scene.engine.versions() == {"solver": 3}
@@ -198,7 +196,7 @@ def test_a_version_is_loaded_when_servers_come_that_were_not_there(scene: Scene)
     for server in scene.servers.values():
         server.dies_in = ["read_weight_version"] * 3
     for _ in range(3):
-        with pytest.raises(EngineAway, match="is not used now: it went away"):
+        with pytest.raises(EngineAway, match=r"server http://[ab] is not used until it works again: it went away"):
             scene.load(0)
     scene.load(0)
     assert scene.engine.versions() == {"solver": 0}
@@ -208,7 +206,7 @@ def test_weights_that_somebody_else_loads_are_noticed_and_never_get_our_versions
     scene.load(1)
     for server in scene.servers.values():
         server.label = "9"
-    with pytest.raises(EngineError, match=r"answered with weights of version \[9\], but this worker did not"):
+    with pytest.raises(EngineError, match="answered with weights of version 9, but this worker did not"):
         scene.generate(None)
     with pytest.raises(EngineError, match="give each worker a server of its own"):
         scene.load(2)
@@ -666,7 +664,7 @@ def test_holds_that_a_thread_looks_through_do_not_change_meanwhile(tmp_path: Pat
     assert list(looked_through) == [1]
 
 
-NOT_AGAIN = "2 servers failed while they loaded version 2 of solver: it is not loaded again"
+NOT_AGAIN = "version 2 of solver is not loaded again, because servers failed 2 times while they loaded it"
 
 
 def test_a_version_that_takes_evaluation_servers_down_is_held_no_more_and_others_are(tmp_path: Path) -> None:

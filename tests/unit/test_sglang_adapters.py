@@ -151,7 +151,7 @@ def test_a_base_that_somebody_else_changed_and_an_adapter_that_is_not_taken_are_
     server = Server()
     api = connect(server)
     server.refuses = True
-    with pytest.raises(WeightsRefused, match="/load_lora_adapter refuses adapter 4: HTTP 400"):
+    with pytest.raises(WeightsRefused, match="/load_lora_adapter refuses the adapter of version 4: HTTP 400"):
         api.load(FOLDER, 4)
     assert api.read_weight_version() == "3"
     server.base, server.is_ready = "8", True
@@ -265,10 +265,10 @@ def test_a_held_adapter_that_takes_servers_down_is_loaded_no_more(scene: Scene) 
         policy.settle(opened)
     assert [(server.deaths, list_versions(server)) for server in servers.values()] == [(1, ["4"])] * 2
     assert [opened.version for opened in policy.servers] == [4, 4]
-    with pytest.raises(EngineError, match="2 servers failed while they loaded version 3 of solver"):
+    with pytest.raises(EngineError, match="version 3 of solver is not loaded again, because servers failed 2 times"):
         policy.find_held(3)
     policy.release(3)
-    with pytest.raises(EngineError, match="2 servers failed while they loaded version 3 of solver"):
+    with pytest.raises(EngineError, match="version 3 of solver is not loaded again, because servers failed 2 times"):
         policy.hold(3, weights)
 
 
@@ -319,6 +319,6 @@ def test_servers_that_were_away_before_say_nothing_of_an_adapter(scene: Scene) -
 
 def test_what_is_not_the_adapter_of_this_base_is_refused_before_a_server_reads_it(scene: Scene) -> None:
     policy, _, weights = scene
-    with ThreadPoolExecutor(2) as pool, pytest.raises(EngineError, match=r"missing .*lora_A"):
+    with ThreadPoolExecutor(2) as pool, pytest.raises(EngineError, match=r"missing: .*lora_A"):
         policy.load(3, dict(list(weights.items())[1:]), pool)
     assert policy.newest is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx2
@@ -105,6 +106,12 @@ class Server:
     async def post_async(self, _path: str, _body: Any) -> httpx2.Response:
         await self.ready.wait()
         return httpx2.Response(200, json=changed(num_retractions=3))
+
+
+def test_an_sglang_that_lacks_an_endpoint_is_said_to_be_too_old() -> None:
+    server: Any = SimpleNamespace(url="http://s", call=lambda *_, **__: httpx2.Response(404))
+    with pytest.raises(ServerAway, match=r"http://s/v1/loads answers HTTP 404: use SGLang 0\.5\.19 or newer"):
+        SGLangApi(server).read_load()
 
 
 def test_the_load_of_a_server_has_the_retractions_of_answers_without_those_of_swaps() -> None:

@@ -337,7 +337,9 @@ def test_of_a_run_that_no_launcher_is_known_of_it_is_told_that_a_person_must_sto
             "What happens next: the feeder issues further tasks; `headrace up` and `headrace watch` end"
             in found.sentence
         )
-        assert "after 300 s of this (launch.all_failed_limit_s), parts that were started one by one" in found.sentence
+        assert (
+            "after 300 s of this (launch.all_failed_limit_s), but parts that were started one by one" in found.sentence
+        )
         assert "What you can do: stop such parts, fix the error, and start them again; look" in found.sentence
     well_once = well(failed(400, NOW - 9000), NOW - 90_000)
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=well_once)) is not None

@@ -109,9 +109,7 @@ def test_who_cannot_read_the_keys_of_an_embedded_store_joins_and_learns_at_the_s
         found = parse_store(revision)
         assert found.access_key == ""
     (tmp_path / "store" / "store.json").unlink()
-    with pytest.raises(
-        UsageError, match=r"store\.json .the keys of the run's embedded store.*set HEADRACE_S3_ACCESS_KEY"
-    ):
+    with pytest.raises(UsageError, match=r"store\.json .keys of the run's embedded store.*set HEADRACE_S3_ACCESS_KEY"):
         ObjectStore(parse_store(revision))
     monkeypatch.setenv("HEADRACE_S3_ACCESS_KEY", "given")
     monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", SECRET)

@@ -293,7 +293,7 @@ def test_what_cannot_be_compared_is_refused(scene: Scene) -> None:
     ):
         scene.play()
     scene.sweep = scene.sweep.model_copy(update={"name": "other"})
-    with pytest.raises(UsageError, match="holds run s-a-1, but runs of this sweep begin with other-"):
+    with pytest.raises(UsageError, match="holds run s-a-1, but the names of this sweep's runs begin with other-"):
         scene.play()
 
 

@@ -312,5 +312,5 @@ def test_a_dead_broker_holds_nobody_up_who_leaves() -> None:
         intake._on_revoke(cast("Any", consumer), [TopicPartition(TOPIC, 0)])
         release.set()
     assert (intake.error, closed) == (None, []), "the commit still hangs in it"
-    assert [line["why"] for line in logs if line["event"] == "commit.lost"] == ["no answer within 0 s"] * 2
+    assert [line["why"] for line in logs if line["event"] == "commit.lost"] == ["no answer from Kafka within 0 s"] * 2
     assert (TOPIC, 0) not in intake.owned

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 
 from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.decoding import MOST_EPISODES
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation, Slots
 from headrace.producers.rollout.started_task import NOT_REFUSED, StartedTask
-from headrace.producers.rollout.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask
+from headrace.producers.rollout.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask, list_unusable
+from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import Task
 
 PARTITION_ID = ("run.tasks.sums", 0)
@@ -50,6 +53,16 @@ def test_a_task_of_a_revision_that_is_not_written_is_dead_after_a_while() -> Non
     assert queue.start(REVISION_PATIENCE_S / 2) == []
     (started,) = queue.start(REVISION_PATIENCE_S)
     assert (started.verdict, started.refusal.reason) == ("dead", "unknown_revision")
+
+
+def test_what_makes_a_task_unplayable_is_named_and_nothing_else() -> None:
+    good = Task(run_id="run-1", stream="sums", n_asked=4, task_id="1 + 1")
+    assert list_unusable(good) == []
+    assert list_unusable(replace(good, n_asked=0)) == [f"n_asked is 0, and must be from 1 to {MOST_EPISODES}"]
+    assert list_unusable(replace(good, number=-1, tier="t" * (LONGEST_NAME + 1))) == [
+        "number is -1, and must be 0 or more",
+        f"tier has {LONGEST_NAME + 1} characters, and may have {LONGEST_NAME}",
+    ]
 
 
 class Busy:

@@ -286,7 +286,7 @@ def test_the_newest_reason_of_a_problem_that_was_passed_over_is_in_the_snapshot_
 def test_eight_training_problems_in_a_row_that_cannot_be_built_end_the_feeder_and_one_ends_a_trial() -> None:
     assert torn(bad=tuple(range(MOST_UNBUILT - 1)), size=20).draw().index == MOST_UNBUILT - 1
     with pytest.raises(
-        EnvironmentFailed, match=r"failed to build problem 7 of split .*; 8 problems in a row could not be built"
+        EnvironmentFailed, match=r"8 problems in a row could not be built; the last: .* failed to build problem 7 of "
     ):
         torn(bad=tuple(range(MOST_UNBUILT)), size=20).draw()
     with pytest.raises(

@@ -125,7 +125,7 @@ def test_an_adapter_that_is_not_taken_and_a_server_with_another_base_are_noticed
     server = Server()
     api = connect(server)
     server.refuses = True
-    with pytest.raises(WeightsRefused, match="/v1/load_lora_adapter refuses adapter 4: HTTP 500 no room"):
+    with pytest.raises(WeightsRefused, match="/load_lora_adapter refuses the adapter of version 4: HTTP 500 no room"):
         api.load(FOLDER, 4)
     server.is_ready = True
     assert api.read_weight_version() == "3"

@@ -51,26 +51,32 @@ class TrainingSequence:
     """uint8 or uint16 [n, layers, experts per token]: experts of the first n <= T tokens in the engine."""
 
     def __post_init__(self) -> None:
-        shapes = {array.shape for array in (self.ids, self.mask, self.behaviour_logprobs, self.versions)}
-        if len(shapes) != 1 or self.ids.ndim != 1 or self.ids.size == 0:
+        names = ("ids", "mask", "behaviour_logprobs", "versions")
+        shapes = [getattr(self, name).shape for name in names]
+        if len(set(shapes)) != 1 or self.ids.ndim != 1 or self.ids.size == 0:
             raise BatchError(
-                "ids, mask, log-probabilities and versions of a sequence must be vectors of one length, not empty; got "
-                f"shapes {sorted(shapes)}"
+                f"{', '.join(names)} of a sequence must be vectors of the same length, at least 1; got the shapes "
+                f"{', '.join(map(str, shapes))}"
             )
         if self.mask[0]:
-            raise BatchError("the first token of a sequence must not be generated: no token before it predicts it")
+            raise BatchError(
+                "the first token of a sequence is marked as generated, but no token before it predicts it: begin each "
+                "sequence with a token of the prompt"
+            )
         for name, one in (("advantages", self.advantage), ("temperatures", self.temperature)):
             if np.shape(one) not in ((), self.ids.shape):
                 raise BatchError(
-                    f"{name} must be one number or one per token, {self.ids.size} here; got shape {np.shape(one)}"
+                    f"{name} must be one number, or one number for each of the {self.ids.size} tokens; got shape "
+                    f"{np.shape(one)}"
                 )
         temperatures = np.asarray(self.temperature)
         if not ((temperatures > 0) & np.isfinite(temperatures)).all():
             raise BatchError(f"temperature must be above 0 and finite, got {self.temperature}")
-        if (self.versions[self.mask] < 0).any() or not np.isfinite(self.behaviour_logprobs[self.mask]).all():
-            raise BatchError(
-                "every generated token must have a weight version of 0 or more and a finite log-probability"
-            )
+        versions, logprobs = self.versions[self.mask], self.behaviour_logprobs[self.mask]
+        if (versions < 0).any():
+            raise BatchError(f"the weight version of a generated token must be 0 or more, got {versions.min()}")
+        if not (finite := np.isfinite(logprobs)).all():
+            raise BatchError(f"the log-probability of a generated token must be finite, got {logprobs[~finite][0]}")
         if self.routing is not None and (self.routing.ndim != 3 or len(self.routing) > self.ids.size):
             raise BatchError(
                 "routing must have the shape [tokens, layers, experts per token], with at most "
@@ -150,7 +156,10 @@ def cut_minibatches(
     """
     trained = [sequence for sequence in sequences if sequence.mask.any()]
     if not trained:
-        raise BatchError(f"version {version}: none of {len(sequences)} sequences has a token to train on")
+        raise BatchError(
+            f"version {version} cannot be made: none of the {len(sequences)} sequences of its batch has a generated "
+            "token to train on"
+        )
     groups = sorted({sequence.group for sequence in sequences}, key=lambda group: _draw(seed, version, group))
     assemble = pack if packed else pad
     steps = []

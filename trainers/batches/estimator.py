@@ -75,16 +75,21 @@ class Estimator:
             )
         if all(np.ndim(each) == 0 for each in found):
             each_one = np.asarray(found, np.float32)
-            if not np.isfinite(each_one).all():
-                raise AdvantageError(f"the advantage {self.name} returned a number that is not finite")
+            if not (finite := np.isfinite(each_one)).all():
+                raise AdvantageError(
+                    f"the advantage {self.name} must return finite numbers; it returned {each_one[~finite][0]}"
+                )
             return each_one
         arrays = [np.asarray(each, np.float32) for each in found]
         for array, sequence in zip(arrays, sequences, strict=True):
-            if array.shape != (sequence.length,) or not np.isfinite(array).all():
+            if array.shape != (sequence.length,):
                 raise AdvantageError(
-                    f"the advantage {self.name} must return one number per sequence, or one per generated token, all "
-                    f"finite: for a sequence of {sequence.length} generated tokens it returned shape {array.shape} or "
-                    "a number that is not finite"
+                    f"the advantage {self.name} must return one number for each sequence, or one for each generated "
+                    f"token: for a sequence of {sequence.length} generated tokens it returned shape {array.shape}"
+                )
+            if not (finite := np.isfinite(array)).all():
+                raise AdvantageError(
+                    f"the advantage {self.name} must return finite numbers; it returned {array[~finite][0]}"
                 )
         return arrays
 
@@ -109,9 +114,11 @@ def load_estimator(settings: TrainerSettings) -> Estimator:
         try:
             estimator.compute(batch)
         except Exception as error:  # whatever one of the user's own raises
+            if named.use in ADVANTAGES and isinstance(error, ValueError):  # a shipped one refuses a setting
+                raise UsageError(f"{ADVANTAGE_KEY}, {named.use}: {error}") from error
             raise UsageError(
-                f"{ADVANTAGE_KEY}: {named.use} with {named.settings} failed in a trial with rewards 0 and 1, on "
-                f"{what}: {describe_with_location(error)}"
+                f"{ADVANTAGE_KEY}: {named.use} failed when Headrace tried it with rewards 0 and 1 on {what}: "
+                f"{describe_with_location(error)}"
             ) from error
     return estimator
 

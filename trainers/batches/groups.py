@@ -88,12 +88,16 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
     kept, count = set(decoded.curated.kept), len(decoded.trajectory_group.trajectories)
     if not 0 <= decoded.curated.weight <= MOST_WEIGHT:
         raise BatchError(f"the group's weight must be from 0 to {MOST_WEIGHT:g}, got {decoded.curated.weight}")
-    failed = len(decoded.curated.rewards) - count
-    if failed not in (0, len(decoded.trajectory_group.failures)) or not kept <= set(range(count)):
+    rewards, failures = len(decoded.curated.rewards), len(decoded.trajectory_group.failures)
+    if rewards not in (count, count + failures):
         raise BatchError(
-            f"the curated record does not fit its group: the group has {count} trajectories and "
-            f"{len(decoded.trajectory_group.failures)} failures, the record {len(decoded.curated.rewards)} rewards "
-            f"and the kept trajectories {sorted(kept)[:8]}"
+            f"the curated record does not fit its group: it must have {count} rewards, one for each trajectory, or "
+            f"{count + failures}, with one more for each failed episode; got {rewards}"
+        )
+    if not kept <= set(range(count)):
+        raise BatchError(
+            f"the curated record does not fit its group: it keeps the trajectories {sorted(kept)[:8]}, but the group "
+            f"has {count}, numbered from 0"
         )
     rewarded: list[RewardedSequence] = []
     sequences: list[TrainingSequence] = []
@@ -230,7 +234,7 @@ def _find_temperature(sequence: Sequence, convention: str) -> float | Float32s:
             )
         if convention == "raw" and how.temperature not in {0.0, 1.0}:
             raise BatchError(
-                "tokens with raw log-probabilities must be sampled at temperature 0 or 1, got temperature "
+                "with logprob_convention = raw, tokens must be sampled at temperature 0 or 1; got temperature "
                 f"{how.temperature}"
             )
     # At temperature 0 (greedy) log-probabilities are those of the unscaled logits.
@@ -256,7 +260,8 @@ def decode_routing(routing: Routing) -> Experts:
     width = _ROUTING_BYTES.get(routing.dtype)
     if width is None or min(shape) < 0 or math.prod(shape) * width != len(routing.ids):
         raise BatchError(
-            f"routing has {len(routing.ids)} bytes, but its type and shape are {routing.dtype}{list(shape)}"
+            "the recorded routing must be of type uint8 or uint16, and have as many bytes as its shape needs; got "
+            f"type {routing.dtype}, shape {list(shape)} and {len(routing.ids)} bytes"
         )
     return np.frombuffer(routing.ids, f"<u{width}").reshape(shape)
 

@@ -58,4 +58,6 @@ def token_texts(run: Run, policy: str, files: Iterable[NamedObject]) -> TokenTex
                 return TokenTexts(Tokenizer.from_str(run.get(file.claim).decode()))
             except Exception as error:  # the tokenizers library raises bare Exception
                 raise NoTokenizer(f"cannot read the {TOKENIZER_FILE} of {policy}: {error}") from error
-    raise NoTokenizer(f"no version of {policy} with a {TOKENIZER_FILE} is published yet")
+    raise NoTokenizer(
+        f"the tokens of {policy} cannot be shown as text, because no published version has a {TOKENIZER_FILE}"
+    )

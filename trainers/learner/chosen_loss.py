@@ -24,7 +24,7 @@ def objective_for(settings: TrainerSettings) -> Objective:
     if settings.count_rejected and not rejects:
         raise UsageError(
             "trainer.count_rejected has no effect: neither trainer.loss nor trainer.correction rejects tokens. Remove "
-            "it, or add a correction that rejects"
+            'it, or add a correction that rejects tokens, as in trainer.correction = ["rejection"]'
         )
     in_reward = settings.kl is not None and settings.kl.settings.get("place") == "reward"
     if in_reward and (settings.batch_norm or settings.advantage.use in PER_TOKEN):

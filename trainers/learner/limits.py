@@ -24,12 +24,12 @@ class RoutingLimits:
         if routing.shape[1:] != (self.layers, self.per_token):
             raise BatchError(
                 f"the recorded routing has {routing.shape[1]} layers with {routing.shape[2]} experts per token, but "
-                f"the trainer's model has {self.layers} with {self.per_token}"
+                f"the trainer's model has {self.layers} with {self.per_token}: check that the engine serves this policy"
             )
         if routing.size and routing.max() >= self.experts:
             raise BatchError(
                 f"the recorded routing names expert {routing.max()}, but a layer of the trainer's model has only the "
-                f"experts 0 to {self.experts - 1}"
+                f"experts 0 to {self.experts - 1}: check that the engine serves this policy"
             )
         if (np.diff(np.sort(routing, axis=2), axis=2) == 0).any():
             raise BatchError("the recorded routing sends a token to the same expert twice")
@@ -48,12 +48,15 @@ class Limits:
 
     def check_ids(self, ids: npt.NDArray[np.int32]) -> None:
         """Raise BatchError for token ids, int32[T], without an embedding or a position in this model."""
-        positions = self.positions or ids.size
-        if ids.min() < 0 or ids.max() >= self.vocabulary or ids.size > positions:
+        if ids.min() < 0 or ids.max() >= self.vocabulary:
             raise BatchError(
-                f"a sequence has {ids.size} tokens with ids from {ids.min()} to {ids.max()}; the trainer's model takes "
-                f"ids from 0 to {self.vocabulary - 1}"
-                + (f" and at most {self.positions} tokens" if self.positions else "")
+                f"a sequence has token ids from {ids.min()} to {ids.max()}, but the trainer's model takes only ids "
+                f"from 0 to {self.vocabulary - 1}: check that the engine serves this policy"
+            )
+        if self.positions and ids.size > self.positions:
+            raise BatchError(
+                f"a sequence has {ids.size} tokens, but the trainer's model takes at most {self.positions}: shorten "
+                "the prompts, or lower rollout.max_tokens"
             )
 
     def check_routing(self, sequence: TrainingSequence) -> None:

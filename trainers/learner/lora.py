@@ -27,6 +27,7 @@ from headrace.infra.weights.lora import ADAPTER, add_adapter, base_name, build_a
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.trainers.learner.layers import decoder_of
 from headrace.trainers.learner.model import ModelError, config_of, empty_model, round_to_bf16, to_torch
+from headrace.trainers.learner.tensor_shapes import describe_misfit
 
 
 class Adapter:
@@ -86,12 +87,9 @@ def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
     tensors = open_weights(folder).tensors
     with torch.no_grad():
         parameters = split_by_files(dict(model.named_parameters()))
-        if {name: tensor.shape for name, tensor in tensors.items()} != {
-            n: tuple(p.shape) for n, p in parameters.items()
-        }:
-            raise ModelError(
-                "the base weights do not fit the config that was published with them: other tensor names or shapes"
-            )
+        found = {name: tensor.shape for name, tensor in tensors.items()}
+        if misfit := describe_misfit(found, {name: tuple(one.shape) for name, one in parameters.items()}):
+            raise ModelError(f"the base weights do not fit the config that was published with them: {misfit}")
         for name, parameter in parameters.items():
             parameter.copy_(to_torch(tensors[name]))
 
@@ -119,7 +117,9 @@ def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...])
                 f"did you mean {near}?"
             )
     if not linear:
-        raise ModelError(f"{model.config.model_type} has no linear layers that can take an adapter")
+        raise ModelError(
+            f"models of type {model.config.model_type} have no linear layers that can take an adapter: leave `lora` out"
+        )
     return list(targets) or ends
 
 

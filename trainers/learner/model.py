@@ -39,8 +39,10 @@ def character_tokenizer(alphabet: str) -> transformers.PreTrainedTokenizerFast:
 
     There is no unknown token: encoding any other character raises an error (see `encode`).
     """
-    if len(set(alphabet)) != len(alphabet) or not alphabet:
-        raise ModelError(f"a policy's alphabet must have at least one character, and each only once; got {alphabet!r}")
+    if not alphabet:
+        raise ModelError("a policy's alphabet must have at least one character; it is empty")
+    if doubled := "".join(sorted({character for character in alphabet if alphabet.count(character) > 1})):
+        raise ModelError(f"a policy's alphabet must have each character only once; it has {doubled!r} more than once")
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
     characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary))
     characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
@@ -127,7 +129,7 @@ def build_model(
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # untyped there
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
-    return _check_model(model, tokenizer)
+    return _check_model(model, tokenizer, "raise `vocab_size` in the policy's `model`, or leave it out")
 
 
 def config_of(policy: Policy) -> transformers.PreTrainedConfig:
@@ -142,7 +144,8 @@ def config_of(policy: Policy) -> transformers.PreTrainedConfig:
             options = {key: value for key, value in policy.model.items() if key != "architecture"}
             config = transformers.AutoConfig.for_model(str(policy.model.get("architecture")), **options)
     except (OSError, ValueError) as error:
-        raise ModelError(f"the model's config cannot be read: {error}") from error
+        what = f"the config of the model in {policy.path}" if policy.path else "the policy's `model`"
+        raise ModelError(f"transformers cannot read {what}: {error}") from error
     return config
 
 
@@ -159,12 +162,13 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
     """Load an fp32 model and its tokenizer from a local folder in HF layout. Raises ModelError; never downloads."""
     if not path.is_dir():
         raise ModelError(
-            f"there is no folder {path} here, and Headrace never downloads a model: download it, for example by "
-            "`hf download OWNER/NAME --local-dir FOLDER`, and give that folder, written without ~"
+            f"there is no folder {path} on this machine, and Headrace never downloads a model: download it, for "
+            "example by `hf download OWNER/NAME --local-dir FOLDER`, and give the path of that folder, without ~"
         )
     if (path / ADAPTER_CONFIG).exists():
         raise ModelError(
-            f"{path} holds an adapter beside its model: merge the two, for example with peft's merge_and_unload"
+            f"{path} holds an adapter beside its model: merge the two, for example with peft's merge_and_unload, and "
+            "give the folder of the merged model"
         )
     config = read_config(path) or {}
     refuse_other_media(config, str(path))
@@ -179,14 +183,18 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
             path, **only_here, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
     except Exception as error:  # transformers raises KeyError, AttributeError and others for bad files
-        own = "; it has Python code of its own (auto_map), which Headrace does not run" if "auto_map" in config else ""
+        own = (
+            ". Its config.json names Python code (auto_map), which Headrace does not run"
+            if "auto_map" in config
+            else ""
+        )
         raise ModelError(
             f"{path} is not a folder with config.json, tokenizer and safetensors that transformers reads: "
             f"{type(error).__name__}: {error}{own}"
         ) from error
     _check_loaded(path, model, found["missing_keys"])
     _check_tokenizer(path, tokenizer)
-    return _check_model(model, tokenizer), tokenizer
+    return _check_model(model, tokenizer, "use the tokenizer that came with the model"), tokenizer
 
 
 def _check_loaded(path: Path, model: transformers.PreTrainedModel, missing: Collection[str]) -> None:
@@ -301,16 +309,16 @@ def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _check_model(
-    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase, remedy: str
 ) -> transformers.PreTrainedModel:
     vocabulary = model.config.get_text_config().vocab_size
     if vocabulary < len(tokenizer):
-        raise ModelError(
-            f"the tokenizer has {len(tokenizer)} tokens, but the model has only {vocabulary}: use the tokenizer that "
-            "came with the model"
-        )
+        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, but the model has only {vocabulary}: {remedy}")
     if tokenizer.eos_token_id is None:
-        raise ModelError("the tokenizer has no end-of-sequence token: no completion would ever end")
+        raise ModelError(
+            "the tokenizer has no end-of-sequence token, so no completion would ever end: set `eos_token` in its "
+            "tokenizer_config.json"
+        )
     parameters = {tensor.data_ptr() for tensor in model.parameters()}
     stray = [name for name, tensor in model.state_dict().items() if tensor.data_ptr() not in parameters]
     if stray:
@@ -331,8 +339,11 @@ def _check_layout(model: transformers.PreTrainedModel) -> None:
         return
     ours, theirs = split_by_files(shapes), revert_weight_conversion(model, shapes)
     if {name: tensor.shape for name, tensor in ours.items()} != {name: part.shape for name, part in theirs.items()}:
-        other = sorted(ours.keys() ^ theirs.keys())[:4]
+        every = sorted(ours.keys() | theirs.keys())
+        other = [
+            name for name in every if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape
+        ]
         raise ModelError(
             f"model type {model.config.model_type} stores its experts in a layout that Headrace cannot publish "
-            f"(differing tensors: {', '.join(other)}): use a model with the layout of qwen3_moe"
+            f"(differing tensors: {', '.join(other[:4])}): use a model with the layout of qwen3_moe"
         )

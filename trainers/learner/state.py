@@ -12,6 +12,7 @@ from headrace.trainers.learner.masters import Masters, WeightState
 from headrace.trainers.learner.model import TORCH_DTYPES, from_torch
 from headrace.trainers.learner.reference import ReferencePolicy
 from headrace.trainers.learner.shard_index import Index
+from headrace.trainers.learner.tensor_shapes import describe_misfit
 
 
 class TrainedState:
@@ -51,9 +52,11 @@ class TrainedState:
             found.setdefault(kind, {})[name] = shape
         counts = dict.fromkeys(own, ())
         known = {**dict.fromkeys(("masters", "reference", "exp_avg", "exp_avg_sq"), own), "step": counts}
-        moments = {"exp_avg", "exp_avg_sq", "step"} & found.keys()
-        if any(named != known.get(kind) for kind, named in found.items()) or len(moments) not in {0, 3}:
-            raise CheckpointError("the checkpoint does not fit the model: names or shapes of tensors differ")
+        moments = {"exp_avg", "exp_avg_sq", "step"}
+        wanted = found.keys() | (moments if moments & found.keys() else set())
+        expected = {f"{kind}/{name}": shape for kind in wanted for name, shape in known.get(kind, {}).items()}
+        if misfit := describe_misfit(shapes, expected):
+            raise CheckpointError(f"the checkpoint does not fit the model: {misfit}")
         version = metadata.get("version")
         if not isinstance(version, int) or isinstance(version, bool):
             raise CheckpointError(f"the checkpoint's version must be an integer, got {version!r}")

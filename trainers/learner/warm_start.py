@@ -80,7 +80,10 @@ class WarmStartSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high <= 1:
-            raise UsageError(f"the warm start's band must have 0 < low < high <= 1, got {self.low}..{self.high}")
+            raise UsageError(
+                f"a warm start needs 0 < reward_low < reward_high <= 1; got reward_low = {self.low} and reward_high = "
+                f"{self.high}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +175,7 @@ def warm_start(
     while not settings.low <= progress.reward <= settings.high:
         progress.stride = min(progress.stride, settings.max_steps - progress.taken)
         if progress.stride <= 0:
-            best = max(progress.curve, key=lambda point: point[1])
-            raise BandNotReached(
-                f"exact match with worked examples missed {settings.low}..{settings.high} in {settings.max_steps} "
-                f"supervised steps (best {best[1]:.3f} at step {best[0]}): raise max_steps or the learning rate, or "
-                "ask easier tasks"
-            )
+            raise BandNotReached(_describe_failure(progress.curve, settings))
         _learn(student, progress, follower)
         _judge(student, progress, meter.measure(), settings.high)
         step, reward = progress.curve[-1]
@@ -185,6 +183,18 @@ def warm_start(
         follower.save(progress)
         follower.after_step(step, reward)
     return WarmStartResult(progress.steps, progress.reward, tuple(progress.curve))
+
+
+def _describe_failure(curve: Sequence[tuple[int, float]], settings: WarmStartSettings) -> str:
+    step, highest = max(curve, key=lambda point: point[1])
+    remedy = "raise max_steps or learning_rate, or use easier tasks"
+    if highest > settings.high:
+        remedy = "widen the range from reward_low to reward_high, or raise max_steps"
+    return (
+        f"in {settings.max_steps} supervised steps (max_steps), exact match with worked examples was never from "
+        f"{settings.low} (reward_low) to {settings.high} (reward_high); the highest was {highest:.3f} after step "
+        f"{step}. In the policy's warm_start, {remedy}"
+    )
 
 
 def _start(student: _Student, reward: float, settings: WarmStartSettings) -> SearchProgress:

@@ -46,18 +46,18 @@ def tis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Cor
         level: "token", or "sequence": the product over the sequence's kept tokens, the same for each of them.
         cap: Usually 1.5 to 5 for tokens, 2 to 10 for sequences.
     """
-    return Correction(_weights(tokens, level).clamp(max=_check_positive("tis", "cap", cap)), None)
+    return Correction(_weights("tis", tokens, level).clamp(max=_check_positive("tis", "cap", cap)), None)
 
 
 def mis(tokens: TrainedTokens, *, level: str = "token", cap: float = 2.0) -> Correction:
     """Weigh by masked importance sampling: w, with rejection above the cap. Parameters as of `tis`."""
-    weights = _weights(tokens, level)
+    weights = _weights("mis", tokens, level)
     return Correction(weights, ~is_within(weights, 0, _check_positive("mis", "cap", cap)))
 
 
 def icepop(tokens: TrainedTokens, *, low: float = 0.2, high: float = 5.0) -> Correction:
     """Weigh as IcePop (INTELLECT-3, arXiv 2512.16144): the token's w, with rejection outside low..high."""
-    weights = _weights(tokens, "token")
+    weights = _weights("icepop", tokens, "token")
     return Correction(weights, ~is_within(weights, *_check_range("icepop", low, high)))
 
 
@@ -138,11 +138,11 @@ def _raw_log_weights(tokens: TrainedTokens) -> Tensor:
     return near.detach() - tokens.behaviour_logprobs
 
 
-def _weights(tokens: TrainedTokens, level: str) -> Tensor:
+def _weights(name: str, tokens: TrainedTokens, level: str) -> Tensor:
     if level == "token":
         return log_weights_of(tokens).exp()
     if level != "sequence":
-        raise UsageError(f"correction: level must be token or sequence; got {level!r}")
+        raise UsageError(f"{name}: level must be token or sequence; got {level!r}")
     return broadcast_sequence_sum(_raw_log_weights(tokens), tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 

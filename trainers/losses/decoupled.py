@@ -80,11 +80,13 @@ def behaviour_weights(
     bounds: tuple[float | None, float | None],
 ) -> tuple[Tensor, Tensor]:
     """Return the weight float[N] and whether a token is within bounds, bool[N]; options as in `decoupled_ppo`."""
-    if level not in ("token", "sequence") or action not in ("mask", "clamp") or metric not in _METRICS:
-        raise UsageError(
-            "behaviour_level must be token or sequence, behaviour_action mask or clamp, and behaviour_metric one of "
-            f"{', '.join(_METRICS)}; got {level}, {action} and {metric}"
-        )
+    for name, given, known in (
+        ("behaviour_level", level, ("token", "sequence")),
+        ("behaviour_action", action, ("mask", "clamp")),
+        ("behaviour_metric", metric, _METRICS),
+    ):
+        if given not in known:
+            raise UsageError(f"{name} must be one of {', '.join(known)}; got {given!r}")
     if metric == "ratio" and bounds[1] is not None and bounds[1] <= 0:
         raise UsageError(f"behaviour_upper must be above 0, as every ratio is, got {bounds[1]}")
     if action == "clamp" and metric != "ratio":

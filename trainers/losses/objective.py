@@ -246,8 +246,8 @@ class Objective:
         found = self.loss(prepared) if bounds is None else self.loss(prepared, bounds)
         if changed := [name for name, count in prepared.count_changes().items() if count != before[name]]:
             raise UsageError(
-                f"the loss changes {', '.join(f'TrainedTokens.{name}' for name in changed)} in place, but gets the "
-                "same numbers more than once: let it make new tensors, without functions such as `mul_`, or `*=`"
+                f"the loss changes {', '.join(f'TrainedTokens.{name}' for name in changed)} in place, but later calls "
+                "get the same tensors: let it make new tensors, without functions such as `mul_`, or `*=`"
             )
         terms, measured, rejected = check_loss_terms(found, prepared)
         if weights is not None:
@@ -314,10 +314,17 @@ def objective_of(
     own = OWN_AGGREGATION.get(name, "token_mean")
     aggregate, _ = _bind_options("trainer.aggregation", own if aggregation is None else aggregation, AGGREGATIONS)
     several = [correction] if isinstance(correction, str | Mapping) else (correction or [])
-    corrections = tuple(_bind_options("trainer.correction", table, CORRECTIONS)[0] for table in several)
+    corrections = [_bind_options("trainer.correction", table, CORRECTIONS) for table in several]
     if kl is not None:
         check_options("trainer.kl", Kl, kl)
-    objective = Objective(found, aggregate, corrections, None if kl is None else Kl(**kl), entropy, count_rejected)
+    objective = Objective(
+        found,
+        aggregate,
+        tuple(correct for correct, _ in corrections),
+        None if kl is None else Kl(**kl),
+        entropy,
+        count_rejected,
+    )
     if not math.isfinite(entropy):
         raise UsageError(f"trainer.entropy: the weight must be finite, got {entropy}")
     tokens, totals = _example()
@@ -325,15 +332,16 @@ def objective_of(
     with _blame("trainer.aggregation"):
         aggregate(torch.zeros(2), tokens.sequences, None, totals)
     with _blame("trainer.correction"):
-        weighing = sum(correct(tokens).weights is not None for correct in corrections)
-    if weighing > 1:
+        weighing = [named for correct, named in corrections if correct(tokens).weights is not None]
+    if len(weighing) > 1:
         raise UsageError(
-            f"trainer.correction: only one correction may weigh tokens, got {weighing}; the others may only reject"
+            f"trainer.correction: only one correction may weigh tokens, got {len(weighing)} ({', '.join(weighing)}); "
+            "the others may only reject tokens, as `rejection` and `veto` do"
         )
     if weighing and found.func in (decoupled_ppo, m2po):
         raise UsageError(
-            f"trainer.loss: {name} already corrects for the sampling policy, so that trainer.correction may only "
-            "reject tokens, not weigh them"
+            f"trainer.loss: {name} already corrects for the sampling policy, so trainer.correction must not weigh "
+            f"tokens, as {weighing[0]} does: take `rejection` or `veto`, which only reject tokens, or leave it out"
         )
     with _blame("trainer.loss"):
         share, _ = objective.compute_loss_share(tokens, totals, objective.bounds(tokens))
@@ -355,8 +363,11 @@ def _blame(where: str) -> Iterator[None]:
     """Add the name of the table to an error."""
     try:
         yield
+    except UsageError as error:  # it says what the setting, or the result of a user's loss, must be
+        raise UsageError(f"{where}: {error}") from error
     except Exception as error:  # any error of a user's loss
-        raise UsageError(f"{where}: {describe_with_location(error)}") from error
+        why = describe_with_location(error)
+        raise UsageError(f"{where} failed when Headrace tried it on two example tokens: {why}") from error
 
 
 def _bind_options(

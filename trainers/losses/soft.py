@@ -41,7 +41,9 @@ def sapo(tokens: TrainedTokens, *, tau_positive: float = 1.0, tau_negative: floa
     fades faster.
     """
     if not (0 < tau_positive < math.inf and 0 < tau_negative < math.inf):
-        raise UsageError(f"sapo: tau must be above 0 and finite, got {tau_positive} and {tau_negative}")
+        raise UsageError(
+            f"sapo: tau_positive and tau_negative must be above 0 and finite, got {tau_positive} and {tau_negative}"
+        )
     delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs)
     positive = tokens.advantages > 0
     distance = delta.exp() - 1

@@ -65,9 +65,12 @@ def load_learner_at(
     is_comparable = not is_merged or learner.fingerprint() == pointer.fingerprint
     found = hash_learner(learner) if is_comparable else pointer.weights_hash
     if (learner.version, found) != (pointer.version, pointer.weights_hash):
+        what, has, named = "weights have the hash", found, pointer.weights_hash
+        if learner.version != pointer.version:
+            what, has, named = "version is", str(learner.version), str(pointer.version)
         raise CheckpointError(
-            f"the checkpoint {pointer.checkpoint.key} holds version {learner.version} with weights hash {found}, but "
-            f"its record says version {pointer.version}, hash {pointer.weights_hash}"
+            f"the checkpoint {pointer.checkpoint.key} does not match its record on the topic `state`: its {what} {has} "
+            f"and not {named}"
         )
     return learner
 
@@ -104,7 +107,8 @@ def train_again(
     for batch, groups in batches:
         if batch.version != learner.version + 1:
             raise LineageBroken(
-                f"the batches of {policy_variant} must continue with version {learner.version + 1}, got {batch.version}"
+                f"version {learner.version + 1} of {policy_variant} cannot be trained again: the next recorded batch "
+                f"is of version {batch.version}. Were records of the topic `batches` deleted?"
             )
         recipe = recipes[batch.revision]
         settings = recipe.trainer_of(policy_variant)

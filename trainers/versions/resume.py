@@ -71,7 +71,8 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
     if learner.version < published.version:
         raise LineageBroken(
             f"{run.topics.batches(policy_variant)} holds no batch of version {learner.version + 1}, but version "
-            f"{published.version} is published: were records of this topic deleted?"
+            f"{published.version} is published: were records of this topic deleted? The trainer cannot resume; begin a "
+            "new run"
         )
     learner.apply_settings(run.recipe.trainer_of(policy_variant), run.recipe.seed)
     waiting, positions = read_waiting_groups(run, policy_variant, history)

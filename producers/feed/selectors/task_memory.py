@@ -70,7 +70,7 @@ class SuccessRates:
     def __init__(self, decay: float, prior: float, success_above: float, remember: int = REMEMBER) -> None:
         if not 0 <= decay < 1:
             raise ValueError(
-                f"decay, the share of itself that an average keeps, must be from 0 to below 1; got {decay}"
+                f"decay, the weight of the old value in a moving average, must be from 0 to below 1; got {decay}"
             )
         within(0, 1, prior=prior)
         self._decay, self._prior, self._above = decay, prior, success_above

@@ -94,8 +94,9 @@ def build_learner(
         return Learner(model, settings, seed, adapter)
     if adapter is not None and (adapter.is_merged or settings.tensor_parallel > 1):
         raise UsageError(
-            'a trainer of several processes needs lora with publish = "adapter" and trainer.tensor_parallel = 1: '
-            "start the trainer without torchrun, or change these settings"
+            'a trainer of several processes can train a LoRA adapter only with lora.publish = "adapter" and '
+            f'trainer.tensor_parallel = 1; got "{adapter.settings.publish}" and {settings.tensor_parallel}. Change '
+            "these settings; or set trainer.tensor_parallel = 1, and start the trainer without torchrun"
         )
     return LeadingLearner(model, settings, seed, adapter)
 
@@ -283,7 +284,8 @@ def _refuse_other_numbers(settings: TrainerSettings, processes: int) -> None:
     if asked not in {1, processes}:
         raise UsageError(
             f"trainer.tensor_parallel = {asked} needs a trainer of {asked} processes, but this one has {processes}: "
-            f"torchrun --nproc-per-node {asked} --no-python -- headrace train ..."
+            f"start it by `torchrun --nproc-per-node {asked} --no-python -- headrace train ...`, or set "
+            "trainer.tensor_parallel = 1"
         )
 
 

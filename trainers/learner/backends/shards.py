@@ -188,7 +188,10 @@ class _Reader(StorageReader):
             wanted[self._piece_of(item).part].append(item)
         for name, items in wanted.items():
             if name not in self._claims:
-                raise CheckpointError(f"the checkpoint's index names the part {name[:80]!r}, but its record does not")
+                raise CheckpointError(
+                    f"the index of the checkpoint names the part {name[:80]!r}, but the checkpoint's record on the "
+                    "topic `state` does not"
+                )
             part = read_safetensors(self._objects.get(self._claims[name]))
             for item in items:
                 self._copy(item, part, planner)
@@ -198,9 +201,10 @@ class _Reader(StorageReader):
         piece, tensor = self._piece_of(item), part.get(_name_of(item.storage_index))
         expected = self._index.tensors[item.storage_index.fqn].dtype, piece.sizes
         if tensor is None or (tensor.dtype, tensor.shape) != expected:
+            has = "lacks it" if tensor is None else f"has it as {tensor.dtype} {list(tensor.shape)}"
             raise CheckpointError(
-                f"part {piece.part} of the checkpoint does not hold {_name_of(item.storage_index)[:80]!r} as "
-                f"{expected[0]} of {expected[1]}"
+                f"part {piece.part} of the checkpoint must have {_name_of(item.storage_index)[:80]!r} as "
+                f"{expected[0]} {list(expected[1])}, but {has}"
             )
         source = to_torch(tensor)
         for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):

@@ -22,6 +22,8 @@ from headrace.trainers.learner.logprobs import TokenScorer
 SHARED_STYLE = "replicated_with_grad_allreduce"
 """Style of modules that every process holds whole but applies only to its own heads."""
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Sizes in a model's config that are cut over the processes."""
 
 
 class TensorParallelBackend(MeshBackend):
@@ -57,9 +59,12 @@ def _plan(config: transformers.PreTrainedConfig, parts: int) -> dict[str, str]:
             else "no tensor-parallel plan in its config"
         )
         raise UsageError(f"model type {config.model_type} has {why}: set trainer.tensor_parallel = 1")
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+    for name in _DIVIDED:
         if (count := getattr(config, name, parts)) % parts:
-            raise UsageError(f"trainer.tensor_parallel = {parts} does not divide the model's {name}, {count}")
+            raise UsageError(
+                f"trainer.tensor_parallel = {parts} must divide {', '.join(_DIVIDED)} of the model, but its {name} is "
+                f"{count}: set another number, or trainer.tensor_parallel = 1"
+            )
     return plan
 
 

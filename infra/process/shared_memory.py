@@ -1,0 +1,45 @@
+"""Shared memory that killed processes leave behind: files in /dev/shm, which fill the memory of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")  # noqa: S108 - where shm_open(3) of Linux has its files
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """One piece of shared memory with a name."""
+
+    path: Path
+    inode: int
+    """Tells it from a later file of the same name."""
+
+
+def list_shared_memory(pids: Iterable[int]) -> list[SharedFile]:
+    """Return what these processes have mapped and what still has a name; nothing where there is no /proc."""
+    found = set[SharedFile]()
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                _address, _rights, _offset, _device, inode, *name = line.split(maxsplit=5)
+                if name and (path := Path(name[0])).parent == FOLDER:
+                    found.add(SharedFile(path, int(inode)))
+    return [one for one in found if _is_there(one)]
+
+
+def remove_shared_memory(shared: Iterable[SharedFile]) -> None:
+    """Remove the names of shared memory; a process that has it mapped keeps it."""
+    for one in shared:
+        if _is_there(one):
+            one.path.unlink(missing_ok=True)
+
+
+def _is_there(one: SharedFile) -> bool:
+    try:
+        return one.path.stat().st_ino == one.inode
+    except OSError:
+        return False
