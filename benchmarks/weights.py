@@ -8,10 +8,11 @@ There are five parts; `--parts` chooses some of them.
   it is (`1/full`), and the speeds of encoding and applying. In brackets, each speed is shown as a share of the speed of
   a plain copy of the weights: first into new memory, which the system must clear, then into memory that was written
   before. All speeds are in bytes of one set, from memory to memory; the best round counts. With Headrace's format
-  the time includes all checks: encoding hashes the new weights, and applying checks the object and the weights before and
-  after. What every format applies is compared with the new weights, bit by bit.
+  the time includes all checks: encoding hashes the new weights, and applying checks the object, and the weights before
+  and after. What every format applies is compared with the new weights, bit by bit.
 * `memory`: the memory that encoding and applying need in addition to the two sets; it includes the update itself. It is
-  the peak resident memory (VmHWM) of a process that does nothing else, minus what was resident at its begin. Linux only.
+  the peak resident memory (VmHWM) of a process that does nothing else, minus what was resident at its start. Linux
+  only.
 * `pauses`: how long the learner waits while a version is copied, compared with a plain copy of the same values; and how
   long the engine stands still while a version is swapped in, compared with writing 1 % of the values in place. The best
   round counts; for the swap, the worst.

@@ -273,8 +273,8 @@ class Dataset:
             if self._warm_start:
                 found.append(f"{len(warm)} for worked examples (warm_start = {self._warm_start})")
             raise TaskFileError(
-                f"{self._source} has too few problems: of {len(pool.firsts)} different ones, there are "
-                f"{', '.join(found)}, but each of these must be at least 1. Give more problems, or change held_out (0 "
+                f"{self._source} has too few problems: its {len(pool.firsts)} different ones are split into "
+                f"{', '.join(found)}, but each part needs at least 1. Give more problems, or change held_out (0 "
                 f"for no evaluation){' or warm_start' if self._warm_start else ''}"
             )
 

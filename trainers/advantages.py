@@ -457,11 +457,8 @@ def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
         sequence if isinstance(sequence, RewardedSequence) else RewardedSequence(index, "", float(sequence))
         for index, sequence in enumerate(sequences)
     ]
-    _check_finite(
-        "rewards",
-        [sequence.reward for sequence in known],
-        "check the environment's scorer, the workflow and the chain's reward shaping",
-    )
+    rewards = [sequence.reward for sequence in known]
+    _check_finite("rewards", rewards, "check the environment's scorer, the workflow and the chain's reward shaping")
     baselines = [m.baseline for m in known if m.baseline is not None]
     _check_finite("baselines", baselines, "check the baselines that the workflow sets")
     for sequence in known:

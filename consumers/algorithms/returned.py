@@ -191,8 +191,7 @@ def _read_version(name: str, version: Any) -> int:
 
 def _read_number(number: Any) -> float:
     """Return any number as a float; raise TypeError for anything else."""
-    [read] = array("d", [number])  # it rejects texts, while float() accepts them
-    return read
+    return float(array("d", [number])[0])  # an array rejects texts, while float() accepts them
 
 
 def _read_text(text: Any) -> str:

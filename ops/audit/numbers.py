@@ -341,14 +341,8 @@ class PolicyNumbers:
                 page = self.pages.page(stream, 0, index)
                 lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
                 lost &= ~self._mask_forgotten(page)
-                found.add(
-                    self._list_problems_at(
-                        page,
-                        lost,
-                        "is in flight, but its task does not wait for a worker, and no worker has produced its group",
-                    ),
-                    _sum(lost),
-                )
+                what = "is in flight, but its task does not wait for a worker, and no worker has produced its group"
+                found.add(self._list_problems_at(page, lost, what), _sum(lost))
         return found
 
     def problems(self, issued: Mapping[str, int], seen: Mapping[str, int], scope: Scope) -> Problems:

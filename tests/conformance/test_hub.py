@@ -41,4 +41,4 @@ def test_a_dataset_of_the_hub_is_the_same_from_the_cache_and_a_missing_one_is_an
     missing = read_from_hub(tmp_path / "empty", HF_HUB_OFFLINE="1")
     assert missing.returncode == 1
     assert f"cannot load hub:{NAME}, split 'train': ConnectionError: Couldn't reach" in missing.stderr
-    assert "Without a network it must be in the cache of `datasets`" in missing.stderr
+    assert "Without a network, the data set must be in the cache of `datasets`" in missing.stderr

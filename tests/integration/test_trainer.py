@@ -164,6 +164,6 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable", *["unusable"] * 4]
     assert any("generated with another tokenizer (BLAKE3 f00d…)" in letter.detail for letter in read_dead_letters(run))
     assert any(
-        "the trainer's model takes ids from 0 to 51 and at most 64 tokens" in letter.detail
+        "tokens, but the trainer's model takes at most 64: shorten" in letter.detail
         for letter in read_dead_letters(run)
     )

@@ -34,7 +34,7 @@ def trainer(**table: Any) -> TrainerSettings:
         ({"aggregation": "token_men"}, "aggregation: 'token_men' is not known; take one of token_mean"),
         ({"aggregation": "constant"}, "'length' is missing"),
         ({"correction": ["tsi"]}, "correction: 'tsi' is not known; take one of tis"),
-        ({"correction": ["tis"], "loss": "decoupled_ppo"}, "may only reject"),
+        ({"correction": ["tis"], "loss": "decoupled_ppo"}, "take `rejection` or `veto`, which only reject tokens"),
         ({"correction": ["tis", "mis"]}, "only one correction may weigh tokens, got 2"),
         ({"loss": {"use": "m2po", "variant": "mask", "floor_low": 0.1}}, "floor_low and floor_high have no effect"),
         ({"loss": {"use": "ppo", "clip_low": "a"}}, r"^trainer\.loss, ppo: clip_low must be a number, got 'a'$"),
@@ -60,7 +60,9 @@ def torn(_tokens: TrainedTokens) -> object:
 
 def test_a_loss_of_your_own_that_raises_is_refused_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     name_losses(monkeypatch, torn)
-    with pytest.raises(UsageError, match=r"^trainer\.loss: KeyError: 'loss' at .*test_chosen_loss\.py:[0-9]+ in torn$"):
+    with pytest.raises(
+        UsageError, match=r"^trainer\.loss failed .*: KeyError: 'loss' at test_chosen_loss\.py:[0-9]+ in torn$"
+    ):
         objective_for(trainer(loss="my_losses:torn"))
 
 

@@ -331,7 +331,10 @@ def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
         (("lineage",), "give either"),
         (("lineage", "--group", "sums"), "write STREAM:NUMBER"),
         (("inspect", "--trajectory", "sums:12"), "write STREAM:NUMBER:SAMPLE"),
-        (("inspect", "--trajectory", "sums:12:0", "--group", "1"), "give it with --step VERSION, and not with --trajectory"),
+        (
+            ("inspect", "--trajectory", "sums:12:0", "--group", "1"),
+            "give it with --step VERSION, and not with --trajectory",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(

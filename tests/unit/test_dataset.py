@@ -420,7 +420,7 @@ def test_what_parquet_may_hold_and_no_problem_can_is_named_by_file_and_row(tmp_p
 
 def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(tmp_path: Path) -> None:
     for path in (written(tmp_path / "a.jsonl", []), as_parquet(tmp_path / "a.parquet", rows(1)[:1])):
-        with pytest.raises(TaskFileError, match=r"[01] different problems"):
+        with pytest.raises(TaskFileError, match=r"its [01] different ones"):
             Dataset(1, path, columns=COLUMNS, held_out=0.0000001).read_data()
     for name in ("b.parquet", "b.jsonl.gz"):
         (tmp_path / name).write_bytes(b"no such thing")
@@ -462,7 +462,7 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         ({"template": "problem"}, r"template must contain \{problem\}"),
         ({"keep": "tests"}, "keep must be a list"),
         ({"keep": [5]}, "keep must be a list"),
-        ({"keep": ["scorer"], "columns": {"scorer": "judge"}}, "rename that column"),
+        ({"keep": ["scorer"], "columns": {"scorer": "judge"}}, "give the column another name in the data"),
         ({"instruction": 5}, "instruction must be a text"),
         ({"template": 5}, "template must be a text"),
         ({"scorers": ["exact"]}, "scorers must be a table of scorers by name"),
@@ -483,7 +483,7 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], word
         (
             "rows.json",
             b'[{"problem": "p"}]',
-            r"rows\.json:1: expected an object .* got list.*one JSON object per line.*jq",
+            r"rows\.json:1: expected a JSON object, got list.*one JSON object per line.*jq",
         ),
         ("rows.json", b'[\n{"problem": "p"}\n]', r"rows\.json:1: not JSON.*one JSON object per line"),
         ("rows.jsonl", '{"problem": "p"}'.encode("utf-16"), r"rows\.jsonl:1: not UTF-8.*UTF-16.*iconv"),

@@ -80,7 +80,7 @@ def test_log_probabilities_are_evaluated_as_the_engine_says_that_it_took_them() 
     assert of_convention("tempered", Sampling(0.5)) == {0.5}
     assert of_convention("raw", Sampling(1.0)) == {1.0}
     assert of_convention("masked", Sampling(0.5)) == {0.5}, "nothing was cut"
-    with pytest.raises(BatchError, match=r"temperature 0 or 1, got temperature 0\.5"):
+    with pytest.raises(BatchError, match=r"temperature 0 or 1; got temperature 0\.5"):
         of_convention("raw", Sampling(0.5))
     for convention, how in (("tempered", Sampling(0.5, top_p=0.9)), ("masked", Sampling(top_k=5))):
         with pytest.raises(BatchError, match=r"sampled from the whole vocabulary .* got top_p"):

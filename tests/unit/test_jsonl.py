@@ -62,7 +62,7 @@ def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_
     ("line", "sentence"),
     [
         ("{", "not JSON"),
-        ("[1]", "expected an object with `problem` and `answer`, got list"),
+        ("[1]", "expected a JSON object, got list"),
         ('{"problem": "p"}', "`answer` must be a non-empty string, got None; the line has 'problem'"),
         ('{"answer": "7"}', "`problem` must be a non-empty string"),
         ('{"problem": 7, "answer": "7"}', "`problem` must be a non-empty string"),
@@ -93,9 +93,9 @@ def test_answers_are_taken_as_they_are_written_and_out_of_their_box(tmp_path: Pa
 
 
 def test_a_file_too_small_to_be_split_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match="0 different problems"):
+    with pytest.raises(TaskFileError, match="too few problems: its 0 different ones"):
         JsonLines(1, written(tmp_path, ""))
-    with pytest.raises(TaskFileError, match=r"held_out = 0\.0001 leave 3 to train on and 0 to evaluate on"):
+    with pytest.raises(TaskFileError, match=r"3 to train on, 0 to evaluate on \(held_out = 0\.0001\)"):
         JsonLines(1, written(tmp_path, *rows(3)), held_out=0.0001)
     with pytest.raises(ValueError, match="0 <= held_out < 1"):
         JsonLines(1, written(tmp_path, *rows(3)), held_out=1)

@@ -176,7 +176,7 @@ def test_a_raised_tier_is_read_before_the_first_score_of_it(monkeypatch: pytest.
     [
         ({"sources": []}, "one or more tables"),
         ({"sources": ["arithmetic"]}, "source 1 must be a table with `use`"),
-        ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "each with another name"),
+        ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "each with its own `name`"),
         ({"sources": [{**EASY, "weight": 0}]}, "weight of source easy must be a number above 0; got 0"),
         ({"sources": [{**EASY, "weight": "3"}]}, "weight of source easy"),
         ({"sources": [{**EASY, "weight": 0.333333333}, {**HARD, "weight": 0.7}]}, "use simpler ones"),

@@ -101,7 +101,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "quantised": (change_json("config.json", quantization_config={"quant_method": "fp8"}), r"is quantised \(fp8\)"),
     "own code": (
         change_json("config.json", model_type="mine", auto_map={"AutoConfig": "code.Config"}),
-        r"it has Python code of its own \(auto_map\), which Headrace does not run",
+        r"Its config\.json names Python code \(auto_map\), which Headrace does not run",
     ),
     "a kind of another type": (change_json("config.json", vocab_size="x"), "that transformers reads: "),
     "no tokenizer": (
@@ -144,7 +144,7 @@ def test_a_model_is_the_same_for_a_seed_and_leaves_the_random_state_alone() -> N
     [
         ({"architecture": "qwen33"}, "qwen33"),
         ({"hiden_size": 64}, "did you mean 'hidden_size'"),
-        ({"vocab_size": 5}, "use the tokenizer that came with the model"),
+        ({"vocab_size": 5}, "raise `vocab_size` in the policy's `model`, or leave it out"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:

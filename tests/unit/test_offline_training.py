@@ -251,7 +251,7 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
             "a batch needs 98. Make batches smaller with --set policies.solver.trainer.groups_per_batch=N$",
         ),
         (TrainingRequest(batches=True), "has no topic t.batches.solver"),
-        (TrainingRequest(start="/nowhere"), "there is no folder /nowhere here"),
+        (TrainingRequest(start="/nowhere"), "there is no folder /nowhere on this machine"),
     ):
         with pytest.raises(Exception, match=sentence):
             train_offline(tmp_path / "a", tmp_path / "out", asked)
@@ -286,8 +286,9 @@ def test_groups_that_became_too_old_are_named_beside_the_size_of_a_batch(tmp_pat
     counts = RecordCounts(read=9, evicted=Counter(expired=6), left=3)
     assert _explain_no_version(Archive(tmp_path / "a"), "solver", learner, counts) == (
         f"of the 9 curated records of {tmp_path / 'a'}, 3 groups could be trained on, but a batch needs 4. Evicted "
-        "before a batch was full: 6 expired. Make batches smaller with --set policies.solver.trainer.groups_per_batch=N, "
-        "or allow older groups with --set policies.solver.trainer.max_staleness=N"
+        "before a batch was full: 6 expired. Make batches smaller with --set "
+        "policies.solver.trainer.groups_per_batch=N, or allow older groups with --set "
+        "policies.solver.trainer.max_staleness=N"
     )
 
 

@@ -190,7 +190,7 @@ def test_what_no_loss_may_give_is_refused_by_name_before_anything_is_trained() -
         ("vector", r"metric 'mine' of the loss must be one number, a sum over tokens, got a tensor of \[2\]"),
         ("text", "metric 'mine' of the loss must be one number, a sum over tokens, got str 'much'"),
         ("learner's", "metric 'loss' of the loss has a name that the learner uses itself"),
-        ("scalar", r"the terms of a loss must be a tensor of one number per token, 2 here; got \[\]"),
+        ("scalar", r"the terms of a loss must be a tensor of one number for each of the 2 tokens; got shape \[\]"),
         ("list", r"a loss must return TokenLoss\(terms, metrics\), or the tensor of terms alone; got list"),
     ):
         with pytest.raises(UsageError, match=rf"^trainer\.loss: {said}"):

@@ -170,7 +170,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"kl": {"beta": 1}}, "kl: no option 'beta'; it takes "),
         ({"kl": {"weight": math.inf}}, "kl: weight must be"),
         ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is not a number \(nan\)"),
-        ({"use": "sapo", "tau_positive": math.inf}, "sapo: tau must be above 0 and finite"),
+        ({"use": "sapo", "tau_positive": math.inf}, "sapo: tau_positive and tau_negative must be above 0 and finite"),
         ({"use": "dppo", "threshold": -2.0}, "dppo: threshold must be 0 or more"),
         (
             {"correction": {"use": "icepop", "low": 5.0, "high": 0.2}},

@@ -354,10 +354,10 @@ def recipe(model: dict[str, Any], *, record: bool = True, **trainer: Any) -> Rec
 def test_what_experts_are_needed_for_is_refused_without_them(wanted: dict[str, Any]) -> None:
     check_names(recipe(TINY, **wanted))
     dense = {"architecture": "qwen3", "hidden_size": 32}
-    with pytest.raises(UsageError, match="has no effect: qwen3 has no experts"):
+    with pytest.raises(UsageError, match="has no effect: the qwen3 model has no experts"):
         check_names(recipe(dense, **wanted))
     without = build_model({**TINY, "mlp_only_layers": [0, 1, 2]}, TOKENIZER, seed=1)
-    with pytest.raises(UsageError, match="has no effect: qwen3_moe has no experts"):
+    with pytest.raises(UsageError, match="has no effect: the qwen3_moe model has no experts"):
         Learner(without, TrainerSettings.model_validate(SETTINGS.model_dump() | wanted))
 
 

@@ -183,7 +183,7 @@ def test_a_verdict_is_asked_for_once_also_by_another_process(endpoint: Endpoint,
         Score(1.0, {"judged": 1.0})
     ] * 3
     assert len(endpoint.asked) == 1
-    with pytest.raises(JudgeError, match="used up the judge's `budget` of 1 requests"):
+    with pytest.raises(JudgeError, match="used up the `budget` of 1 requests to the judge"):
         first.score(PROBLEM, "43")
 
 

@@ -149,7 +149,7 @@ def test_levels_come_in_turn_and_no_problem_is_in_two_splits() -> None:
     assert env.problem("train", 6) == train[0]
     held_out = [env.problem("held_out", index) for index in range(env.size("held_out"))]
     assert len({problem.task_id for problem in (*train, *held_out)}) == 12
-    with pytest.raises(ValueError, match="no problem 0 among the 0 of split 'warm_start'"):
+    with pytest.raises(ValueError, match="split 'warm_start' has 0 problems, so there is no problem 0"):
         env.problem("warm_start", 0)
 
 

@@ -141,7 +141,7 @@ def check_experts(recipe: Recipe, policy: str) -> None:
 def _refuse_without_experts(settings: TrainerSettings, has_experts: bool, kind: str) -> None:
     for name, wanted in (("replay_routing", settings.replay_routing), ("router_aux", settings.router_aux > 0)):
         if wanted and not has_experts:
-            raise UsageError(f"trainer.{name} has no effect: models of type {kind} have no experts. Leave it out")
+            raise UsageError(f"trainer.{name} has no effect: the {kind} model has no experts. Leave it out")
 
 
 @torch.no_grad()

@@ -46,14 +46,11 @@ class TrainedState:
     def check(self, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Json]) -> int:
         """Return the version of a checkpoint. Raises CheckpointError if it has none or is of another model."""
         own = {name: tuple(master.shape) for name, master in self.masters.values.items()}
-        found: dict[str, dict[str, tuple[int, ...]]] = {"masters": {}}
-        for path, shape in shapes.items():
-            kind, _, name = path.partition("/")
-            found.setdefault(kind, {})[name] = shape
-        counts = dict.fromkeys(own, ())
+        counts: dict[str, tuple[int, ...]] = dict.fromkeys(own, ())
         known = {**dict.fromkeys(("masters", "reference", "exp_avg", "exp_avg_sq"), own), "step": counts}
         moments = {"exp_avg", "exp_avg_sq", "step"}
-        wanted = found.keys() | (moments if moments & found.keys() else set())
+        found = {"masters"} | {path.partition("/")[0] for path in shapes}
+        wanted = found | (moments if moments & found else set())
         expected = {f"{kind}/{name}": shape for kind in wanted for name, shape in known.get(kind, {}).items()}
         if misfit := describe_misfit(shapes, expected):
             raise CheckpointError(f"the checkpoint does not fit the model: {misfit}")

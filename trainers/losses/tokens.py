@@ -157,10 +157,10 @@ def check_loss_terms(found: Any, tokens: TrainedTokens) -> tuple[Tensor, dict[st
             f"a loss must return TokenLoss(terms, metrics), or the tensor of terms alone; got {type(given).__name__}"
         )
     if not isinstance(given.terms, Tensor) or given.terms.shape != tokens.logprobs.shape:
-        shape = list(given.terms.shape) if isinstance(given.terms, Tensor) else type(given.terms).__name__
+        got = f"shape {list(given.terms.shape)}" if isinstance(given.terms, Tensor) else type(given.terms).__name__
         raise UsageError(
             f"the terms of a loss must be a tensor of one number for each of the {tokens.logprobs.numel()} tokens; got "
-            f"{shape if isinstance(shape, str) else f'shape {shape}'}"
+            f"{got}"
         )
     metrics = {name: _metric(name, value, given.terms) for name, value in given.metrics.items()}
     return given.terms, metrics, given.rejected
