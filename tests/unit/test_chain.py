@@ -217,7 +217,7 @@ def test_the_numbers_of_a_replay_become_those_of_a_record_or_it_is_refused() -> 
         replace(given, deadline_version=2**63),
         replace(given, min_version=-(2**63)),
     ):
-        with pytest.raises(AlgorithmFailed, match="own returned a result that cannot be used: .* of a Replay must be"):
+        with pytest.raises(AlgorithmFailed, match=r"own returned a result that cannot be used: .* of a Replay must be"):
             Chain([("own", Returning([Keep(WHOLE), wrong]))]).process(WHOLE, 3)
 
 
