@@ -158,8 +158,8 @@ class Feeder:
         sent, attempts = self._build_outgoing(planned), planned.task.attempt + 1
         message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
         why = (
-            f"workers finished this task {attempts} times, but a group of it still has no outcome: look for dead "
-            "letters with the key of this task, and into the workers' logs"
+            f"workers finished this task {attempts} times, but a group of it is still missing or unreadable: look "
+            "for dead letters with the key of this task, and into the workers' logs"
         )
         return build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, Refusal("unanswered", why))
 
