@@ -106,7 +106,9 @@ def _create_dataset(name: str, config: dict[str, Any]) -> Any:
         ) from error
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.0)
-        raise ValueError(f"reasoning-gym has no dataset {name!r}; nearest of {len(DATASETS)}: {', '.join(near)}")
+        raise ValueError(
+            f"reasoning-gym has no dataset {name!r}; the nearest of its {len(DATASETS)} names: {', '.join(near)}"
+        )
     try:
         return create_dataset(name, seed=0, size=ITEMS, **config)
     except (TypeError, ValueError, AssertionError) as error:

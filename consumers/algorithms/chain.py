@@ -144,8 +144,8 @@ class Chain:
         ours, theirs = [name for name, _ in self._algorithms], [name for name, _ in states]
         if ours != theirs:
             raise ChainError(
-                f"the snapshot holds the state of the algorithms {', '.join(theirs)}, but this chain has "
-                f"{', '.join(ours)}: load the chain of the snapshot's recipe revision"
+                f"the snapshot holds the state of the algorithms {', '.join(theirs) or '(none)'}, but this "
+                f"chain has {', '.join(ours) or '(none)'}: load the chain of the snapshot's recipe revision"
             )
         for (_, algorithm), (_, own) in zip(self._algorithms, states, strict=True):
             algorithm.restore(own)

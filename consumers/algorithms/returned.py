@@ -56,7 +56,12 @@ def check_replay(replay: Replay) -> Replay:
             _read_field("use.number", use, _read_int),
             _read_field("use.use", use, _read_int),
         ),
-        _read_field("deadline_version", replay, lambda number: _read_int(number, LARGEST_IN_RECORD)),
+        _read_field(
+            "deadline_version",
+            replay,
+            lambda number: _read_int(number, LARGEST_IN_RECORD),
+            "a whole number of less than 2^63",
+        ),
         _read_field("min_version", replay, _read_int),
         _read_field("max_version", replay, _read_int),
         _read_field("weight", replay, _read_number, "a number"),

@@ -22,7 +22,7 @@ from headrace.consumers.algorithms.chain import AlgorithmFailed, ChainError
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep, Replay, Result
 from headrace.consumers.curate.context import CuratorContext, UnknownRevision, find_recipe
 from headrace.consumers.curate.curated_records import build_stamp
-from headrace.consumers.curate.dedupe import MOST_DEAD_KEPT, Dedupe
+from headrace.consumers.curate.dedupe import MOST_DEAD_KEPT, MOST_RUNS, MOST_STREAMS, Dedupe
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
@@ -235,8 +235,8 @@ class CuratorPartition:
         if not self._dedupe.has_room(stamp.stream, stamp.number):
             raise MessageRefused(
                 "misrouted",
-                f"number {stamp.number} of stream {stamp.stream!r} is refused, because partition {self._partition} "
-                "already has groups of too many streams, or too many gaps between their numbers",
+                f"number {stamp.number} of stream {stamp.stream!r} is refused, because the groups on partition "
+                f"{self._partition} may be of at most {MOST_STREAMS} streams, with {MOST_RUNS} gaps between numbers",
             )
         return stamp
 
@@ -280,7 +280,8 @@ class CuratorPartition:
             if version > max(self._clock, 0) + LARGEST_LEAP:
                 raise MessageRefused(
                     TIME_TRAVEL,
-                    f"head_version {version} is more than {LARGEST_LEAP} versions ahead of clock {self._clock}",
+                    f"head_version {version} is more than {LARGEST_LEAP} versions ahead of the newest one on this "
+                    f"partition, {max(self._clock, 0)}",
                 )
         elif version > self._clock and not is_published(message, group):
             raise MessageRefused(

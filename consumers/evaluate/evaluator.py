@@ -86,7 +86,7 @@ class Evaluator:
             return
         for new in self._look_for_news():
             if new.run_id == self.run.run_id and new.revision > self.run.revision:
-                raise MustRestart(f"recipe revision {new.revision} was written: the evaluator must start again")
+                raise MustRestart(f"recipe revision {new.revision} was written: the evaluator starts again")
 
     def _read_group(self, value: bytes, policy: str) -> TrajectoryGroup:
         """Return the group of a message, with its trajectories. Raises MessageRefused."""

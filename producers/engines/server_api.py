@@ -23,8 +23,8 @@ IDLE_S = 1.0
 FRESH = "default"
 """The label of weights that nobody loaded: somebody has started the server, without a label."""
 OTHER_WEIGHTS = (
-    "another process loads weights into it (give each worker a server of its own), or it is SGLang and was started "
-    "again with --weight-version (start it without this option)"
+    "another process loads weights into this server (give each worker a server of its own), or this is an SGLang "
+    "server that was started again with --weight-version (start it without this option)"
 )
 """Why a server may have weights that this worker did not load, and what to do."""
 

@@ -155,7 +155,7 @@ class VllmApi:
         if label != str(version):
             raise EngineError(
                 f"{self._http.url} answered with weights of version {label}, but this worker did not ask for them: "
-                "another process loads weights into it; give each worker a server of its own"
+                "another process loads weights into this server; give each worker a server of its own"
             )
 
     def _read(self, path: str) -> httpx2.Response:

@@ -121,7 +121,7 @@ class Feeder:
         recipe = Recipe.from_json(revision.recipe)
         if not is_chain_change(self.state.recipe, recipe):
             raise MustRestart(
-                f"recipe revision {revision.revision} changes more than the chain: the feeder must start again"
+                f"recipe revision {revision.revision} changes more than curate.chain: the feeder starts again"
             )
         check_sources(revision.plug_ins, feeder_plug_ins(recipe))
         self.state.swap(revision, recipe)
@@ -158,8 +158,8 @@ class Feeder:
         sent, attempts = self._build_outgoing(planned), planned.task.attempt + 1
         message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
         why = (
-            f"workers finished this task {attempts} times, but none of its groups was read: look for dead letters "
-            "with its key, and into the workers' logs"
+            f"workers finished this task {attempts} times, but a group of it is still missing or unreadable: look "
+            "for dead letters with the key of this task, and into the workers' logs"
         )
         return build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, Refusal("unanswered", why))
 
@@ -225,7 +225,7 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
     """
     recipe, revision = run.recipe, read_revisions(run.address)[-1]
     if revision.revision > run.revision:
-        raise MustRestart(f"recipe revision {revision.revision} was written while the feeder started")
+        raise MustRestart(f"recipe revision {revision.revision} came while the feeder started: the feeder starts again")
     check_sources(run.plug_ins, feeder_plug_ins(recipe))
     sources = {name: build_task_source(recipe, name) for name in recipe.workflows}
     here = [identify_environment(name, source.environment) for name, source in sources.items()]

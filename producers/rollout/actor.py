@@ -96,8 +96,8 @@ class EngineActor:
         self.tokens += len(made.ids)
         if made.finish_reason == "cancelled":
             raise OutOfTime(
-                f"the episode reached its time limit (rollout.episode_limit_s) in call {self.calls}, after "
-                f"{len(made.ids)} tokens"
+                f"the episode reached its time limit (rollout.episode_limit_s) in generation {self.calls} of this "
+                f"role, after {len(made.ids)} tokens of this generation"
             )
         kept = find_stop(made.ids, sampling.stop, self.tokenizer) if sampling.stop else None
         if kept is not None:

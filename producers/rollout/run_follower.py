@@ -66,7 +66,8 @@ class RunFollower(threading.Thread):
             limit = self.recipe.trainer_of(policy).max_staleness
             if published.head - versions[policy] > limit:
                 return (
-                    f"the worker serves {policy} at version {versions[policy]}; the newest version is {published.head}"
+                    f"the worker serves {policy} at version {versions[policy]}, more than max_staleness ({limit}) "
+                    f"behind the newest version, {published.head}"
                 )
         return ""
 

@@ -80,7 +80,7 @@ class LimitedScoring:
         found: Any = self._environment.score(problem, text)
         if not hasattr(found, "reward"):
             where = locate_function(self._environment.score)
-            what = f"what `score` of environment {self.name}{where} returns, if not a Score(reward, parts),"
+            what = f"the result of `score` of environment {self.name}{where} is no Score(reward, parts), so it"
             found = Score(check_number(what, found))
         _refuse_not_finite(self.name, found)
         return cast("Score", found)

@@ -152,12 +152,12 @@ class WeightLoader:
         found = published.find_version(version)
         if found is None:
             why = (
-                f"its record did not come in {EVENT_PATIENCE_S:g} s. The newest version that this worker knows is "
-                f"{published.head}: look into its log, whether it waits for Kafka or for weights"
+                f"the record of this version did not come in {EVENT_PATIENCE_S:g} s. The newest version that this "
+                f"worker knows is {published.head}: look into its log, whether it waits for Kafka or for weights"
                 if version > published.head
-                else f"this worker has no record of it. It keeps the records of the newest {RECENT_VERSIONS} versions, "
-                f"and the newest is {published.head}. If evaluations come too late, raise evaluate.every, or run more "
-                "workers"
+                else "this worker has no record of this version. A worker keeps the records of the newest "
+                f"{RECENT_VERSIONS} versions, and the newest is {published.head}. If evaluations come too late, raise "
+                "evaluate.every, or run more workers"
             )
             raise VersionGone(f"{policy} version {version} cannot be evaluated: {why}")
         return found

@@ -291,7 +291,7 @@ def test_a_server_of_somebody_else_serves_one_worker_and_another_one_is_noticed(
     other.close()
     with pytest.raises(EngineError, match="answered with weights of version 1000, but"):
         run(engine.generate("solver", PROMPT, LONG, seed=0))
-    with pytest.raises(EngineError, match="another process loads weights into it"):
+    with pytest.raises(EngineError, match="another process loads weights into this server"):
         load(engine, newest(engine) + 1)
 
 

@@ -100,7 +100,7 @@ def test_a_number_is_a_score_without_parts_and_what_is_no_score_is_refused() -> 
     problem = Problem("t", "p")
     assert [scoring(number).score(problem, "") for number in NUMBERS.values()] == [Score(1.0)] * len(NUMBERS)
     assert scoring(Score(0.5, {"a": 1})).score(problem, "") == Score(0.5, {"a": 1.0})
-    said = r"`score` of environment own \(.*py:\d+\) returns, if not a Score.* must be a number, got NoneType None"
+    said = r"`score` of environment own \(.*py:\d+\) is no Score.*, so it must be a number, got NoneType None"
     with pytest.raises(TypeError, match=said):
         scoring(None).score(problem, "")
 
