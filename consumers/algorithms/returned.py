@@ -101,7 +101,7 @@ def _read_field(path: str, owner: Any, read: Callable[[Any], T], wanted: str = "
     value = getattr(owner, path.rpartition(".")[2], None)
     try:
         return read(value)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise WrongResult(f"{path} of a Replay must be {wanted}; got {value!r:.80}") from None
 
 
@@ -195,7 +195,7 @@ def _read_version(name: str, version: Any) -> int:
 
 
 def _read_number(number: Any) -> float:
-    """Return any number as a float; raise TypeError for anything else."""
+    """Return any number as a float; raise TypeError for anything else, OverflowError for a too large integer."""
     return float(array("d", [number])[0])  # an array rejects texts, while float() accepts them
 
 
