@@ -275,7 +275,10 @@ def _build_hashes_table(retrained: Retrained) -> Table:
 def _describe_hashes(retrained: Retrained) -> Text:
     versions, from_ = retrained.versions, retrained.from_
     if differ := [one.version for one in versions if one.equal is False]:
-        return Text(f"{len(differ)} of {len(versions)} versions differ, the first is {differ[0]}.", style="bold red")
+        return Text(
+            f"{len(differ)} of {len(versions)} versions differ from the recorded ones, the first is {differ[0]}.",
+            style="bold red",
+        )
     if not retrained.comparable:
         why = "\n".join(f"  {part}" for part in retrained.differing)
         return Text(f"Not comparable here: the numerics fingerprint differs (recorded -> here).\n{why}", style="yellow")
