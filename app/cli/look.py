@@ -80,7 +80,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="STREAM:NUMBER", help="Show the versions trained on this group, or why none is."),
+        typer.Option(metavar="STREAM:NUMBER", help="Show the versions trained on this group, or why there are none."),
     ] = None,
     policy: PolicyChoice = None,
     variant: VariantChoice = None,
