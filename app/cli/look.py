@@ -80,7 +80,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="STREAM:NUMBER", help="Show the versions trained on this group, or why none is."),
+        typer.Option(metavar="STREAM:NUMBER", help="Show the versions trained on this group, or why there are none."),
     ] = None,
     policy: PolicyChoice = None,
     variant: VariantChoice = None,
@@ -121,7 +121,9 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     limit: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Most groups (default: 4) or tokens (default: 400) to show; 0: all.", show_default=False
+            min=0,
+            help="Show at most this number of groups (default: 4) or tokens (default: 400); 0: all.",
+            show_default=False,
         ),
     ] = None,
     policy: PolicyChoice = None,

@@ -26,7 +26,7 @@ RunChoice = Annotated[
     typer.Option(
         "--run",
         metavar="ADDRESS",
-        help="kafka://HOST:PORT/RUN of a live run; or only RUN, for another run on the Kafka in the folder --data.",
+        help="kafka://HOST:PORT/RUN of a live run; or, with --data, only RUN: another run on the Kafka of that folder.",
     ),
 ]
 DataChoice = Annotated[

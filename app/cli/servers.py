@@ -30,7 +30,7 @@ def topics(
     run: RunChoice = None,
     data: DataChoice = None,
     sets: SetOption = None,
-    only_list: Annotated[bool, typer.Option("--list", help="Only list them: create and check none.")] = False,
+    only_list: Annotated[bool, typer.Option("--list", help="Only list the topics: create and check none.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the topics of a recipe or run; on a cluster create those that are missing and check the others.

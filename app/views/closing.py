@@ -205,7 +205,8 @@ def _build_facts_table(summary: Summary) -> Table:
     table.add_row("wasted", describe_waste(summary.wasted_tokens, summary.tokens, is_all=not groups.in_flight))
     table.add_row(
         "Kafka overhead",
-        f"{summary.log_share:.1%} of the loops' time, {summary.log_cpu_share:.1%} of all CPU time",
+        f"{summary.log_share:.1%} of the busy time of workers and trainers, {summary.log_cpu_share:.1%} of all CPU "
+        "time",
     )
     for policy, block in summary.policies.items():
         table.add_row("weights", Text(f"{policy}: {describe_weights(block.weights)}"))

@@ -47,7 +47,7 @@ def _show_policy(ledger: PolicyDiscards) -> list[RenderableType]:
         parts += [Text(), left_out]
     parts += [Text(error.sentence, style="red") for error in ledger.errors[:MOST_ERRORS]]
     if ledger.waiting:
-        parts.append(Text(f"{ledger.waiting} more have not concluded yet.", style="dim"))
+        parts.append(Text(f"Groups that have not concluded yet: {ledger.waiting}.", style="dim"))
     return parts
 
 

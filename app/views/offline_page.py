@@ -125,7 +125,10 @@ def offline_training_page(trained: TrainedOffline) -> RenderableType:
     """Return what `headrace offline train` shows."""
     versions = trained.versions
     title = Text.assemble(("trained", "bold"), f"  {trained.policy} over {trained.archive}, into {trained.out}")
-    parts: list[RenderableType] = [title, Text(f"Begun at {trained.start}; batches {trained.batches}.")]
+    parts: list[RenderableType] = [
+        title,
+        Text(f"Training began with {trained.start}. Its batches were {trained.batches}."),
+    ]
     parts += [Text(f"  {line}") for line in trained.settings]
     parts.append(_build_versions_table(_pick_evenly_spaced(versions)))
     if len(versions) > MOST_VERSION_ROWS:
@@ -196,8 +199,8 @@ def _show_counts(trained: TrainedOffline) -> list[Text]:
     if counts.evicted.get("expired"):
         parts.append(
             Text(
-                "Expired groups became too old before a batch was full: allow older groups with "
-                "--set trainer.max_staleness=N, or make batches smaller.",
+                "Expired groups became too old before a batch was full: allow older groups with --set "
+                f"policies.{trained.policy}.trainer.max_staleness=N, or make batches smaller.",
                 style="yellow",
             )
         )
@@ -275,7 +278,10 @@ def _build_hashes_table(retrained: Retrained) -> Table:
 def _describe_hashes(retrained: Retrained) -> Text:
     versions, from_ = retrained.versions, retrained.from_
     if differ := [one.version for one in versions if one.equal is False]:
-        return Text(f"{len(differ)} of {len(versions)} versions differ, the first is {differ[0]}.", style="bold red")
+        return Text(
+            f"{len(differ)} of {len(versions)} versions differ from the recorded ones, the first is {differ[0]}.",
+            style="bold red",
+        )
     if not retrained.comparable:
         why = "\n".join(f"  {part}" for part in retrained.differing)
         return Text(f"Not comparable here: the numerics fingerprint differs (recorded -> here).\n{why}", style="yellow")

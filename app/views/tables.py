@@ -189,7 +189,7 @@ def replay_lines(policy_variants: Mapping[str, PolicyAudit]) -> list[str]:
 
 def _describe_replays(policy: str, counts: PolicyAudit) -> str:
     asked, trained, discarded = counts.replays, counts.replayed, counts.replays_discarded
-    left = f", {asked - trained - discarded} not yet" if asked > trained + discarded else ""
+    left = f", {asked - trained - discarded} not concluded" if asked > trained + discarded else ""
     share = trained / max(1, trained + counts.trained)
     beside = f"{trained} trained beside {counts.trained} fresh groups ({share:.0%})"
     return f"{policy}: {asked} replays, {beside}, {discarded} discarded{left}"

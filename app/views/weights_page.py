@@ -78,7 +78,7 @@ def _build_report_tables(versions: Sequence[VersionWeights]) -> list[RenderableT
     for one in versions:
         if one.workers:
             table.add_row(str(one.version), str(one.workers), *map(format_seconds, _seconds_by_activity(one).values()))
-    named = Text("how workers took them: medians; the engine generates except during the pause", "dim")
+    named = Text("median times of the workers; the engine generates except during the pause", "dim")
     return [Text(), named, table] if table.row_count else []
 
 
@@ -92,8 +92,9 @@ def describe_weights(figures: WeightsFigures) -> str:
     spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_seconds_by_activity(figures)}
     words += [f"{activity} {format_seconds(value)}" for activity, value in spent.items() if value is not None]
     if figures.behind:
-        words.append(f"the last worker is {figures.behind} behind")
-    return ", ".join([*words, f"workers {figures.skew} apart (at most {figures.greatest_skew})"])
+        words.append(f"the last worker is {figures.behind} version{'s' * (figures.behind > 1)} behind")
+    apart = f"workers {figures.skew} version{'s' * (figures.skew != 1)} apart (at most {figures.greatest_skew} so far)"
+    return ", ".join([*words, apart])
 
 
 def _seconds_by_activity(one: WeightsFigures | VersionWeights) -> dict[str, float | None]:

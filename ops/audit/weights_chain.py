@@ -104,7 +104,8 @@ class WeightsChain:
         for partition, offset in self._positions.items():
             end = ends.get((self._curated, partition), offset)
             if offset > end:
-                yield f"the trainer's position on {self._curated}[{partition}] is {offset}, but its end is {end}"
+                name = f"{self._curated}[{partition}]"
+                yield f"the trainer's position on {name} is {offset}, but the partition ends at {end}"
 
     def fold_anchor(self, offset: int) -> None:
         """Record the offset of whole weights."""

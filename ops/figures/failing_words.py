@@ -43,5 +43,5 @@ def advise_on_failing(found: Failing, look: str, *, has_parts: bool) -> str:
         has_parts: Whether nothing but a person ends the run, which has parts that were started one by one.
     """
     fix = "stop such parts, fix the error, and start them again" if has_parts else "fix the error"
-    what = "where they wait" if found.error.reason == "time_limit" else "the traceback"
+    what = "where the episodes wait" if found.error.reason == "time_limit" else "the traceback"
     return f"{fix}; {look}, event episode.failed, for {what}"

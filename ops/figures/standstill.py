@@ -306,7 +306,9 @@ class _Stand:
         name = f"curate-{self.policy_variant}"
         since = f" since {self._format_time(last_ms)}" if last_ms else ""
         short = f"{waiting} groups wait for the curator, which has concluded none{since}"
-        to_do = f"{self._log_hint(f'{name}-0')}, or start one by `headrace curate --policy {policy} --run ADDRESS`"
+        to_do = (
+            f"{self._log_hint(f'{name}-0')}, or start a curator by `headrace curate --policy {policy} --run ADDRESS`"
+        )
         return _Cause("curator", short + self._describe_trouble(name), self._describe_restarts(name), to_do)
 
     def _has_a_batch(self) -> bool:

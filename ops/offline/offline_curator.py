@@ -178,7 +178,7 @@ def _read_recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Re
     recipes = {one.revision: Recipe.from_json(one.recipe) for one in archive.revisions()}
     if not recipes:
         raise UsageError(
-            f"the recipe topic of the archive {archive.root} holds no recipe of run {archive.manifest.run_id}"
+            f"the archive {archive.root} holds no recipe of its run {archive.manifest.run_id}: archive the run again"
         )
     if isinstance(chain, Recipe):
         return {revision: replace_experiment(recipe, chain) for revision, recipe in recipes.items()}
@@ -213,8 +213,8 @@ def _find_shadow(recipe: Recipe, policies: list[str], variant: str) -> list[str]
     if not found:
         there = [variant_of(one) for one in recipe.shadow_variants if policy_of(one) in policies]
         raise UsageError(
-            f"--variant {variant}: policy {' and '.join(policies)} has no shadow of that name; its shadows: "
-            f"{', '.join(there) or 'none'}"
+            f"there is no shadow {variant} of policy {' or '.join(policies)}: "
+            + (f"give --variant with one of {', '.join(there)}" if there else "leave --variant out")
         )
     return found
 

@@ -197,7 +197,7 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
     revisions = {one.revision: Recipe.from_json(one.recipe) for one in recorded}
     before = [revisions[number] for number in sorted(revisions)]
     if not before:
-        raise UsageError(f"the archive {archive.root} holds no recipe of its run, so nothing can be trained over it")
+        raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
     known = tuple(before[-1].policies)
     policy = request.policy or (known[0] if len(known) == 1 else "")
     if policy not in known:

@@ -123,7 +123,7 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
 def _find_newest_revision(archive: Archive) -> RecipeRevision:
     ours = archive.revisions()
     if not ours:
-        raise UsageError(f"the archive {archive.root} holds no recipe of its run, so it cannot be replayed")
+        raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
     return ours[-1]
 
 

@@ -183,9 +183,9 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
     """
     if request.older_than < SPARED_BY_GC and not rests:
         raise UsageError(
-            f"--older-than must be {SPARED_BY_GC.days}d or more, because a running component may write an object that "
-            "long before the record that names it. Less is possible only for a stopped run with an embedded Kafka, "
-            "given by --data"
+            f"--older-than must be {SPARED_BY_GC.days}d or more, because a running component may write an object up "
+            f"to {SPARED_BY_GC.days}d before the record that names it. Less is possible only for a stopped run with an "
+            "embedded Kafka, given by --data"
         )
     if request.dry_run:
         return _build_report(run, request, *_read_and_plan(run, request), spared=0)

@@ -862,7 +862,7 @@ def test_the_trainers_positions_are_within_what_it_reads() -> None:
     chain, partition_id = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
     assert list(chain.find_positions_past_end({partition_id: 5})) == []
     assert list(chain.find_positions_past_end({partition_id: 4})) == [
-        "the trainer's position on t.curated.solver[0] is 5, but its end is 4"
+        "the trainer's position on t.curated.solver[0] is 5, but the partition ends at 4"
     ]
 
 

@@ -252,7 +252,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
         r"each of its 2 trajectories, and keep only these, but it has 2 rewards and keeps \(0, 2\)",
     ),
     (replaced("first", rewards=(math.nan, 0.0)), r"the rewards of its kept trajectories \[0\] are not finite"),
-    (replaced("first", kept=(0, 1)), "it leaves out 0 trajectories, but outcomes say 1"),
+    (replaced("first", kept=(0, 1)), "it leaves out 0 trajectories of its group, but outcomes reject 1"),
     (longer_runs, "a sequence has 3 tokens, but its version_runs give versions to 4 tokens"),
     (
         put("stamps", TOPICS.trajectories("solver"), {"min_version": 2}),

@@ -60,7 +60,7 @@ def test_a_copy_of_a_start_that_became_no_run_is_neither_begun_with_unasked_nor_
     data = DataFolder(tmp_path)
     write_copy(data)
     with pytest.raises(
-        UsageError, match=r"give --branch gone@4 to begin with it, or remove .*branch to begin otherwise"
+        UsageError, match=r"give --branch gone@4 to begin with these weights, or remove .*branch to begin otherwise"
     ):
         branch(RECIPE, text, data)
     assert (data.branch / "solver").is_dir()
@@ -70,7 +70,7 @@ def test_a_copy_of_a_start_that_became_no_run_is_neither_begun_with_unasked_nor_
 def test_a_copy_for_a_recipe_of_other_policies_is_not_begun_with(tmp_path: Path) -> None:
     data = DataFolder(tmp_path)
     write_copy(data, "judge")
-    with pytest.raises(UsageError, match=r"--branch gone@4 copied no policy solver: remove .*branch"):
+    with pytest.raises(UsageError, match=r"--branch gone@4 copied no weights of policy solver: remove .*branch"):
         branch(RECIPE, "gone@4", data)
 
 

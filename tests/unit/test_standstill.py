@@ -245,7 +245,7 @@ def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_m
     assert said(ROLLING, made=YOUNG, episodes=failed(64, NOW - 9000, error=large)) is not None
     slow = replace(large, reason="time_limit")
     assert (found := said(ROLLING, made=YOUNG, episodes=failed(64, NOW - 9000, error=slow))) is not None
-    assert "look into the log of rollout-sums-0, event episode.failed, for where they wait" in found.sentence
+    assert "look into the log of rollout-sums-0, event episode.failed, for where the episodes wait" in found.sentence
     assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH, NOW - 900_000, NOW - 800_000)) is None, "long ago"
     away = EpisodeError("unreachable", "ConnectionError: no", "", "", 0, 4)
     assert said(ROLLING, made=YOUNG, episodes=failed(400, NOW - 9000, error=away)) is None, "nobody's fault"

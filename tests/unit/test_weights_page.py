@@ -55,14 +55,14 @@ def test_every_version_has_a_line_that_fits_eighty_columns() -> None:
 def test_what_workers_told_of_a_version_has_a_line() -> None:
     (line,) = [line.split() for line in shown().splitlines() if line.split()[:2] == ["1", "2"]]
     assert line == ["1", "2", "1.2", "s", "12", "ms", "3.4", "ms", "0.0", "ms"]
-    assert "how workers took them" not in shown(versions=())
+    assert "median times of the workers" not in shown(versions=())
 
 
 def test_a_policys_figures_are_one_line() -> None:
     figures = WeightsFigures(published=3, ratio=142.4, density=0.0104, encode_s=0.02, fetch_s=1.5, behind=2, skew=1)
     assert describe_weights(figures) == (
         "3 published, deltas 1/142 of the whole, 1.04% changed, encode 20 ms, fetch 1.5 s, "
-        "the last worker is 2 behind, workers 1 apart (at most 0)"
+        "the last worker is 2 versions behind, workers 1 version apart (at most 0 so far)"
     )
 
 
