@@ -267,7 +267,7 @@ def test_a_damaged_version_is_never_served_and_the_worker_says_why_and_heals(
     row = damage(scene, good)
     scene.announce(row.version)
     try:
-        said = re.compile(f"version {row.version.number}: .*{row.why}")
+        said = re.compile(f"version {row.version.number} is not loaded: .*{row.why}")
         until(lambda: bool(said.search(scene.status().detail)), f"the worker says {said.pattern}")
         assert scene.status().versions == {"solver": good.number}
         assert scene.play_one() == (good.number, good.number)
