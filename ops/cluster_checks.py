@@ -208,7 +208,7 @@ def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
 
 
 def _check_rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]:
-    """Return a check for each right that is missing, with the option of `kafka-acls` that grants it."""
+    """Return a check for each right that is missing, with the `kafka-acls` command that grants it."""
     lacking: dict[tuple[str, str], list[str]] = {}
     for spec in wanted.topics:
         for operation in sorted(_find_forbidden(seen, spec.name)):

@@ -32,8 +32,7 @@ class TaskLedger:
     Args:
         committed_offset: The group's committed offset; negative if there is none.
         metadata: The metadata that `commit` returned with it. Text of another program is ignored: then tasks may be
-            done
-        twice, and dedupe drops the copy, but no task is left out.
+            done twice, and dedupe drops the copy, but no task is left out.
         run_id: Id of the run that issued these tasks. A commit of another run is ignored: see `is_of_run`.
     """
 

@@ -125,7 +125,8 @@ def _find_off_policy(now: Metrics) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "off_policy",
             f"The data are far from the policy (effective sample size {sample:.0%}, KL {divergence:.3g}): lower "
-            'trainer.max_staleness or trainer.learning_rate, or use trainer.loss = "m2po" or "decoupled_ppo".',
+            'trainer.max_staleness or trainer.learning_rate. Or use trainer.loss = "m2po" or "decoupled_ppo", unless '
+            "you do already.",
         )
     rejected = now.get("rejected_fraction", 0.0)
     if rejected > MANY_REJECTED:

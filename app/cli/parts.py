@@ -26,7 +26,7 @@ def rollout(
     region: Annotated[str, typer.Option(help="Region of this worker, as reported in its status.")] = "",
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; default: the recipe's.")] = None,
 ) -> None:
-    """Play tasks and produce trajectories; start any number of workers, at any time, on any machine.
+    """Play tasks and produce trajectories; start workers at any time, on any machine, at most one per partition.
 
     Example: [bold]headrace rollout --run kafka://127.0.0.1:9092/arithmetic[/]
     """
