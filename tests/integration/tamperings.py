@@ -425,7 +425,7 @@ def k1_curators_commit_forward(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 10)
 
 
-@tampering("restores .* from snapshot")
+@tampering("restores .* from the snapshot at offset")
 def k3_commit_that_names_another_snapshot(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset, metadata='{"snapshot": 1}')
 
