@@ -112,5 +112,5 @@ def test_an_archive_without_a_checkpoint_begins_at_another_or_at_a_folder(
     assert fresh["weights_hash"] == expected["weights_hash"], "the run had begun with that model too"
 
     answer, _ = train(tmp_path, tmp_path / "plain", "none", "--start", str(tmp_path / "plain"))
-    assert (answer.code, "made with weights" in answer.err) == (2, True)
+    assert (answer.code, "archive --with-weights" in answer.err) == (2, True)
     assert not (tmp_path / "none").exists()
