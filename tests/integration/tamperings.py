@@ -132,7 +132,7 @@ def r11_schema_of_another_record(hand: Hand) -> None:
 # ---------------------------------------------------------------------------------------------------------------- tasks
 
 
-@tampering("tasks.sums.*which holds", LIVE)
+@tampering("tasks.sums.*but the offsets of that partition are", LIVE)
 def t5_tasks_cut_past_what_workers_have_done(hand: Hand) -> None:
     hand.commit(hand.topics.rollout_group("sums"), lambda offset: offset - 5, hand.tasks)
     for partition_id in [partition_id for partition_id in hand.run.messages if partition_id[0] == hand.tasks]:
@@ -463,7 +463,7 @@ def y3_two_for_one(hand: Hand) -> None:
     hand.forge_outcome(gone.number, verdict="expired", reason="expired", component="train")
 
 
-@tampering("no outcome|never|lost|neither", LIVE)
+@tampering("no outcome|never|no worker has produced", LIVE)
 def y5_number_in_flight_vanished(hand: Hand) -> None:
     number = hand.trained[0].number
     for topic in (hand.trajectories, hand.outcomes, hand.curated):

@@ -125,7 +125,7 @@ def mg1_merged_object_gone(hand: Hand) -> None:
     hand.lose(merged(hand)[1].weights)
 
 
-@rich("merged delta of versions .* has version")
+@rich("merged delta of versions .* names weights")
 def mg3_result_of_a_merged_delta_altered(hand: Hand) -> None:
     change_merged(hand, weights_hash="0" * 64)
 
