@@ -35,4 +35,4 @@ def describe_interval(standard_error: float | None, digits: int = 2) -> str:
 
 def describe_failed(result: EvalResult) -> str:
     """Return how many episodes failed, in parentheses; empty for none."""
-    return f" ({result.failures} of {result.problems * result.samples} failed)" if result.failures else ""
+    return f" ({result.failures} of {result.problems * result.samples} episodes failed)" if result.failures else ""

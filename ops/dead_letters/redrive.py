@@ -42,7 +42,7 @@ INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
 """Kinds of topics that are consumed once. All other topics are always read from the beginning."""
 FOR_GOOD = {
     "other_run": "its record belongs to another run",
-    "misrouted": "its record is on a wrong partition, and a copy would be there too",
+    "misrouted": "its topic or partition cannot take it, and could not take a copy",
     "not_issued": "its task was not issued when the record arrived, so no worker of this run wrote the record",
     "poison": "its task has concluded with reason poison, so a copy would be a duplicate",
     "forgotten": "it was sent back before, but its curator had too many dead letters and has forgotten its task",

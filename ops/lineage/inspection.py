@@ -110,7 +110,7 @@ def _add_advantages(
 def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
     if not batches:
         return f"no step {version}: nothing is trained yet"
-    start = "; training began with version 0" if version == 0 and batches[0].version == 1 else ""
+    start = "; version 0 is the start, which no step made" if version == 0 and batches[0].version == 1 else ""
     return f"no step {version}: there are {batches[0].version} to {batches[-1].version}{start}"
 
 

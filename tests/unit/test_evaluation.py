@@ -77,8 +77,8 @@ def test_the_error_of_a_held_out_reward_is_by_how_its_problems_differ() -> None:
     fold = EvaluationFold("r", 3)
     [result] = fold_all(fold, [group(0, 1, 1, 0, 0), group(1, 0.0, 0.0), group(2, n_asked=2)])
     assert result.standard_error == pytest.approx(0.25)  # means 0.5 and 0: deviation sqrt(0.125) over sqrt(2)
-    assert describe_evaluation(result) == "0.25 ± 0.49 at version 3 (2 of 6 failed)"
-    assert describe_evaluation(result, has_interval=False) == "0.25 at version 3 (2 of 6 failed)"
+    assert describe_evaluation(result) == "0.25 ± 0.49 at version 3 (2 of 6 episodes failed)"
+    assert describe_evaluation(result, has_interval=False) == "0.25 at version 3 (2 of 6 episodes failed)"
     for one in (EvaluationFold("r", 1).fold_group(group(0, 1.0, 0.0)), EvalResult(avg_at_k=0.5)):
         assert one is not None
         assert one.standard_error == -1
@@ -136,7 +136,7 @@ def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
     assert math.isnan(result.avg_at_k)
     assert not codec.decode(codec.encode(result), EvalResult).has_reward
     assert plain(result)["avg_at_k"] is None
-    assert describe_evaluation(result) == "no reward at version 3 (4 of 4 failed)"
+    assert describe_evaluation(result) == "no reward at version 3 (4 of 4 episodes failed)"
     assert find_eval_ends([result]) == (None, None)
     assert find_eval_ends([result, EvalResult(version=20, avg_at_k=0.5, played=4)]) == (None, 0.5)
     fold = RewardsFold(["solver"])
@@ -150,7 +150,7 @@ def test_each_of_a_few_tiers_has_a_result_of_its_own() -> None:
     [result] = fold_all(EvaluationFold("r", 4), groups)
     assert result.tiers == (TierResult("easy", 1, 2, 1.0), TierResult("hard", 2, 2, 0.5))
     assert codec.decode(codec.encode(result), EvalResult) == result
-    assert describe_evaluation(result).endswith("at version 3 (easy 1.00, hard 0.50) (2 of 8 failed)")
+    assert describe_evaluation(result).endswith("at version 3 (easy 1.00, hard 0.50) (2 of 8 episodes failed)")
     many = [replace(one, tier=f"level {one.number}") for one in (group(at, 1.0) for at in range(17))]
     assert fold_all(EvaluationFold("r", 17), many)[0].tiers == ()
 

@@ -230,7 +230,7 @@ def test_log_probabilities_that_no_token_can_have_are_shown_as_they_are(
     assert ["7", "4", "1", "not", "used", "800.0000", "100.0%", "█", "<end>", "generated"] in rows
 
 
-@pytest.mark.parametrize(("first", "where"), [(1, "; training began with version 0"), (6, "")])
+@pytest.mark.parametrize(("first", "where"), [(1, "; version 0 is the start, which no step made"), (6, "")])
 def test_training_is_said_to_have_begun_with_version_0_only_where_it_did(first: int, where: str) -> None:
     batches = [BatchTrained(version=version) for version in range(first, 10)]
     assert _explain_missing_step(0, batches) == f"no step 0: there are {first} to 9{where}"
