@@ -12,7 +12,7 @@ from typing import Any, Self
 from headrace.infra.embedded.loopback_ports import HOST, draw_port
 from headrace.infra.process.child_process import ChildCommand, spawn
 
-START_S = 30.0
+START_S = 120.0
 
 
 class Toxiproxy:
@@ -49,7 +49,7 @@ class Toxiproxy:
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://{HOST}:{self._port}{path}", data, method=method)
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60).close()
 
 
 class Link:

@@ -85,7 +85,7 @@ def test_plug_ins_beside_the_recipe_are_found_by_all_and_a_worker_with_another_s
         welcome.send_signal(signal.SIGTERM)
         assert welcome.wait(120) == 0
         launcher.send_signal(signal.SIGINT)
-        launcher.communicate(timeout=60)
+        launcher.communicate(timeout=300)
 
     assert launcher.returncode == 130, "one worker that was refused stops nobody else"
     hashes = recorded(data)

@@ -75,7 +75,7 @@ def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_ag
         kill_curator(data)
         wait_for_version(data, launcher, 8)
         launcher.send_signal(signal.SIGINT)
-        told, _ = launcher.communicate(timeout=60)
+        told, _ = launcher.communicate(timeout=300)
     assert "recipe revision 1 is in force from task sums:" in told
     assert "on: chain validate → replay_latest ratio=0.5 max_uses=2\n" in told
     assert " replayed=" in told

@@ -95,7 +95,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
             wait_for_version(data, launcher, 1)
         finally:
             launcher.send_signal(signal.SIGINT)
-            launcher.communicate(timeout=60)
+            launcher.communicate(timeout=300)
     assert launcher.returncode == 130
     notes = DataFolder(data).require()
     with (

@@ -47,7 +47,7 @@ every = {STEPS // 2}
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(60)
+            process.wait(300)
     told = json.loads(summary.read_text())
     assert (told["versions"], told["audit"]["ok"], told["groups"]["in_flight"]) == (STEPS, True, 0)
     assert told["reward_last"] > told["reward_first"] + 0.15

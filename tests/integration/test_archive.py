@@ -125,7 +125,7 @@ def delete_topics(run: Run) -> None:
     for name, future in admin.delete_topics(names).items():
         with translate_kafka_errors(f"deleting topic {name}"):
             future.result()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while set(names) & admin.list_topics(timeout=60).topics.keys():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -257,7 +257,7 @@ def test_a_launcher_that_is_killed_leaves_neither_fork_nor_server_behind(tmp_pat
         server.start()
         toy = server.fork(ForkRequest((), "toy", {TOY!r}, {str(tmp_path / "toy.log")!r}))
         print(toy.pid, server.pid, flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as launcher:

@@ -278,7 +278,8 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
 @pytest.mark.weights
 def test_objects_of_a_transaction_that_is_open_stay(made: Made) -> None:
     """What it hides is waited for; what comes later is young."""
-    writer = TransactionalWriter(made.run.connection, f"{made.run.address.run}.train.solver")
+    patient = replace(made.run.connection, client={**made.run.connection.client, "transaction.timeout.ms": "60000"})
+    writer = TransactionalWriter(patient, f"{made.run.address.run}.train.solver")
     claim = made.put("on its way", b"a large group", "groups")
     group = codec.encode(TrajectoryGroup(made.run.run_id, claim=claim))
     writer.begin()
@@ -286,7 +287,7 @@ def test_objects_of_a_transaction_that_is_open_stay(made: Made) -> None:
     writer.flush()
     process = subprocess.Popen([sys.executable, "-c", COLLECT, str(made.run.address)])
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(4)  # it goes on waiting; the transaction may be open for ten seconds
+        process.wait(4)  # it goes on waiting; the transaction may be open for a minute
     assert made.there() == set(made.keys)
     writer.commit()
     writer.close()

@@ -26,7 +26,7 @@ from headrace.infra.store.object_cache import ObjectCache
 from headrace.infra.store.object_store import UPLOAD_PART_BYTES, ObjectStore, StoreAddress, StoreUnavailable
 from headrace.schemas.records import ClaimCheck
 
-LONG_S = 20.0
+LONG_S = 60.0
 """A busy machine is none that is away."""
 N_PARTS = 4
 """Three go up at once: the fourth when one has been taken in."""

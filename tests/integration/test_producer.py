@@ -21,8 +21,8 @@ from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.schemas.topics import TopicSpec
 
 PRODUCE = 0
-HOLD_S = 2.0
-"""How long the first request is kept back for a second one to follow it."""
+HOLD_S = 20.0
+"""How long the first request is kept back at most for a second one to follow it."""
 
 
 class Spoiling(TcpProxy):

@@ -63,7 +63,7 @@ def read_all(bootstrap: str, topic: str) -> list[bytes | None]:
     return values
 
 
-def gone(pid: int, limit_s: float = 10) -> bool:
+def gone(pid: int, limit_s: float = 120) -> bool:
     """Whether the process ends within the limit."""
     try:
         psutil.Process(pid).wait(limit_s)
@@ -364,5 +364,5 @@ def test_a_store_that_goes_and_comes_back_is_a_pause(own_store: EmbeddedStore) -
         with pytest.raises(StoreUnavailable):
             store.wait_ready(0.2)
         own_store.start()
-        store.wait_ready(5)
+        store.wait_ready(60)
         assert store.get(stored.key, stored.sha256, stored.size_bytes) == b"kept"

@@ -17,7 +17,7 @@ from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all
 from headrace.ops.reading import Reading
 from headrace.schemas.topics import TopicSpec
 
-LIMIT_S = 15.0
+LIMIT_S = 60.0
 TEN = [b"%d" % number for number in range(10)]
 
 

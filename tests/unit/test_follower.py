@@ -238,7 +238,7 @@ def test_groups_of_an_evaluation_that_ask_at_once_fetch_their_version_once(monke
     def slow(claim: ClaimCheck) -> memoryview:
         fetched.append(claim.key)
         for _ in range(4):  # until all have asked the engine and were refused
-            assert refused.acquire(timeout=20)
+            assert refused.acquire(timeout=60)
         return get(claim)
 
     def counted(policy: str, version: int, weights: Mapping[str, Tensor] | None = None) -> None:

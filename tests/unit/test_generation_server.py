@@ -80,7 +80,7 @@ class Loading(NotReady):
 
     def load(self, _folder: Path, _version: int) -> float:
         self.begun.set()
-        for _ in range(5000):
+        for _ in range(60_000):
             if self.process is None or not self.process.is_alive():
                 raise ServerAway("its process ended")
             time.sleep(0.001)
@@ -100,7 +100,7 @@ def test_a_load_ends_when_its_engine_is_closed_and_the_server_is_not_started_aga
     server.serve(ServedWeights(0, tmp_path))
 
     loading = begin_to_serve(server, ServedWeights(1, tmp_path), raised)
-    assert api.begun.wait(10)
+    assert api.begun.wait(60)
     server.close()
     loading.join()
     assert "failed while it loaded version 1" in str(raised[0])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import subjects
 from subjects import GATE, SUBJECTS, subject_of
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,8 @@ def test_no_test_is_left_out_of_the_gate_and_the_subjects() -> None:
 
     assert targets == ["gate tests/unit", "gate", "all", "$*"]
     assert not [path for path in ROOT.glob("tests/**/conftest.py") if "collect_ignore" in path.read_text()]
+    others = [path for path in ROOT.glob("tests/**/*.py") if not path.name.startswith("test_")]
+    assert not [path for path in others if re.search(r"^ *(async )?def test_", path.read_text(), re.MULTILINE)]
     [listed] = re.findall(r"^# make test-SUBJECT: one of (.*)\.$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert listed.split(", ") == list(SUBJECTS)
 
@@ -63,6 +67,35 @@ def test_a_test_is_of_its_subject_alone(request: pytest.FixtureRequest) -> None:
     request.node.add_marker("audit")
     with pytest.raises(pytest.UsageError, match="more than one subject"):
         subject_of(request.node)
+
+
+@pytest.mark.parametrize(
+    ("codes", "red", "ends"),
+    [
+        ([1, 0], ["one"], 0),
+        ([1, 1], ["one"], 1),
+        ([1, 0], ["one", "two", "three"], 0),
+        ([1], ["one", "two", "three", "four"], 1),
+        ([2], ["one"], 1),
+    ],
+)
+def test_a_few_red_tests_are_run_once_more_alone_and_named_as_flaky_if_they_are_green_then(
+    codes: list[int], red: list[str], ends: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: list[Sequence[str]] = []
+
+    def end(subject: str, words: Sequence[str]) -> int:
+        runs.append(words)
+        return codes[len(runs) - 1]
+
+    monkeypatch.setattr(subjects, "_pytest", end)
+    monkeypatch.setattr(subjects, "_red", lambda: red)
+
+    assert subjects.main(["gate"]) == ends
+    assert runs[1:] == [["-n", "0", *red]] * (len(codes) - 1)
+    said = capsys.readouterr().out.splitlines()
+    flaky = [f"FLAKY {name}" for name in red] if ends == 0 else []
+    assert [line for line in said if line.startswith("FLAKY")] == flaky == said[len(said) - len(flaky) :]
 
 
 def test_continuous_integration_runs_the_gate_and_no_more() -> None:

@@ -24,7 +24,7 @@ import json, sys, time
 for line in sys.stdin:
     given, gold = json.loads(line)
     if given == "slow":
-        time.sleep(60)
+        time.sleep(600)
     if given == "dead":
         sys.exit(1)
     print(json.dumps(given.lower() == gold), flush=True)
@@ -43,7 +43,7 @@ def test_a_child_that_is_slow_or_dies_counts_as_another_answer_and_the_next_one_
     assert judge.is_same("X", "x")
     began = time.monotonic()
     assert not judge.is_same("slow", "slow")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     assert judge.is_same("X", "x")
     assert not judge.is_same("dead", "dead")
     assert judge.is_same("X", "x")

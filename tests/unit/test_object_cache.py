@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -157,31 +158,37 @@ def test_who_holds_the_lock_and_fetches_nothing_is_not_waited_for(
     with ThreadPoolExecutor(1) as pool, (path.parent / ".lock").open("ab") as held, capture_logs() as logs:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = pool.submit(lambda: bytes(cache_of(store, tmp_path).get(claim)))
-        assert waiting.result(timeout=10) == b"whole"
+        assert waiting.result(timeout=60) == b"whole"
     assert "has fetched nothing" in logs[0]["why"]
     assert not path.exists(), "the folder is the other's"
 
 
 def test_who_fetches_something_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_cache, "FETCH_STUCK_S", 2.0)
     store = Store(a=b"whole")
     claim = store.claim("a")
     path = file_of(tmp_path, claim)
     path.parent.mkdir()
     part = path.with_name(f"{claim.sha256}.1.part")
-    with ThreadPoolExecutor(1) as pool, (path.parent / ".lock").open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        waiting = pool.submit(lambda: bytes(cache_of(store, tmp_path).get(claim)))
-        end = time.monotonic() + 3.0
-        while time.monotonic() < end:
+    now_s, pauses = 0.0, 0
+
+    def sleep(_pause_s: float) -> None:
+        """Let time pass. The other fetches a little at each second pause, which is in time, and all of it at last."""
+        nonlocal now_s, pauses
+        now_s, pauses = now_s + 0.4 * object_cache.FETCH_STUCK_S, pauses + 1
+        if pauses % 2 == 0:
             with part.open("ab") as file:
                 file.write(b"more")
-            time.sleep(0.2)
-        assert not waiting.done()
-        part.write_bytes(b"whole")
-        part.rename(path)
-        fcntl.flock(held, fcntl.LOCK_UN)
-        assert waiting.result(timeout=30) == b"whole"
+        if now_s > 5 * object_cache.FETCH_STUCK_S:
+            part.write_bytes(b"whole")
+            part.rename(path)
+            fcntl.flock(held, fcntl.LOCK_UN)
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=sleep, time=time.time)
+    monkeypatch.setattr(object_cache, "time", clock)
+    with (path.parent / ".lock").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert bytes(cache_of(store, tmp_path).get(claim)) == b"whole"
+    assert now_s > 5 * object_cache.FETCH_STUCK_S, "it was not waited for"
     assert store.fetched == {}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.envs.contract import Problem, Score
+from headrace.envs.data import judge
 from headrace.envs.data.judge import JudgeError
 from headrace.envs.data.scorers import build_scorer
 from headrace.envs.dataset import Dataset
@@ -187,17 +188,20 @@ def test_a_verdict_is_asked_for_once_also_by_another_process(endpoint: Endpoint,
         first.score(PROBLEM, "43")
 
 
-def test_a_judge_that_is_busy_is_asked_again_and_one_that_stays_away_is_a_pause(endpoint: Endpoint) -> None:
+def test_a_judge_that_is_busy_is_asked_again_and_one_that_stays_away_is_a_pause(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
     endpoint.queued = [(429, {}), (503, {})]
     assert scorer.score(PROBLEM, "42") == Score(1.0, {"judged": 1.0})
     assert len(endpoint.asked) == 3
-    impatient = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "limit_s": 0.2})
-    endpoint.queued = [(500, {"error": "overloaded"})]
+    impatient = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "limit_s": 30})
+    endpoint.queued, endpoint.retry_after = [(500, {"error": "overloaded"})], "60"
     with pytest.raises(ConnectionError, match=r"is busy or failing: HTTP 500: .*overloaded") as busy:
         impatient.score(PROBLEM, "42")
     assert is_unreachable(busy.value)
-    nobody = build_scorer({"use": "judge", "url": "http://127.0.0.1:9/v1", "model": "m", "limit_s": 0.2})
+    monkeypatch.setattr(judge, "FIRST_PAUSE_S", 60.0)  # beyond the limit: it is asked once
+    nobody = build_scorer({"use": "judge", "url": "http://127.0.0.1:9/v1", "model": "m", "limit_s": 30})
     with pytest.raises(
         ConnectionError, match=r"judge http://127\.0\.0\.1:9/v1/chat/completions cannot be reached"
     ) as away:
@@ -239,7 +243,7 @@ def test_a_judge_is_asked_no_more_often_than_its_rate(endpoint: Endpoint) -> Non
     for number in range(5):
         scorer.score(PROBLEM, str(number))
     assert time.monotonic() - began >= 4 / 20
-    slow = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "rate": 0.01, "limit_s": 1})
+    slow = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "rate": 0.001, "limit_s": 30})
     slow.score(PROBLEM, "1")
     with pytest.raises(ConnectionError, match="`rate` allows no further request in the remaining"):
         slow.score(PROBLEM, "2")

@@ -30,7 +30,7 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.mark.timeout(30)  # far from 0.1 s, and far from a question that is not limited
+@pytest.mark.timeout(120)  # far from 0.1 s, and far from a question that is not limited
 def test_a_server_that_takes_connections_and_says_nothing_does_not_answer(silent: str) -> None:
     assert not is_store_answering(StoreAddress(silent, "bucket"), timeout_s=0.1)
     assert not is_store_answering(StoreAddress(silent, "bucket", secure=True), timeout_s=0.1)
@@ -40,12 +40,12 @@ def test_a_server_that_takes_connections_and_says_nothing_does_not_answer(silent
 def test_a_store_that_refuses_answers_and_one_that_is_not_there_does_not() -> None:
     with answering_server(403) as port:
         endpoint = f"127.0.0.1:{port}"
-        assert is_store_answering(StoreAddress(endpoint, "bucket"), timeout_s=10)
-    assert not is_store_answering(StoreAddress(endpoint, "bucket"), timeout_s=10)
+        assert is_store_answering(StoreAddress(endpoint, "bucket"), timeout_s=60)
+    assert not is_store_answering(StoreAddress(endpoint, "bucket"), timeout_s=60)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)

@@ -78,7 +78,7 @@ class Forker(Sleeper):
             "    if os.fork() == 0:\n"
             "        os.setpgid(0, 0)\n"
             "        open('seen', 'w').close()\n"
-            "time.sleep(60)"
+            "time.sleep(600)"
         )
         return ServerCommand([sys.executable, "-c", code], logs=())
 
@@ -95,7 +95,7 @@ def test_what_a_dead_server_leaves_running_ends_before_the_server_is_started_aga
         os.kill(pid, signal.SIGKILL)
         wait_without_reaping(pid)
         go_on(server)
-        assert select.select([alive], [], [], 10)[0], "one of them still runs"
+        assert select.select([alive], [], [], 60)[0], "one of them still runs"
     os.close(alive)
 
 
@@ -143,7 +143,7 @@ def test_a_stop_with_little_time_also_ends_the_wait_of_one_that_is_under_way(tmp
     while not server._stopping.locked():
         time.sleep(0.001)
     short.start()
-    short.join(10)
+    short.join(60)
     waits = short.is_alive()
     if waits:
         os.kill(pid, signal.SIGKILL)
