@@ -266,14 +266,14 @@ class Dataset:
         if not len(train) or (is_wanted and not all(counts)) or (self._warm_start and not len(warm)):
             found = [f"{len(train)} to train on"]
             if isinstance(self._held_out, dict):
-                found[0] += " that are not in held_out"
-                found += [f"{len(deck.indices)} to evaluate on in {deck.pool.source}" for deck in kept]
+                found[0] += " (those that are not in held_out)"
+                found += [f"{len(deck.indices)} to evaluate on in held_out {deck.tier}".strip() for deck in kept]
             elif is_wanted:
                 found.append(f"{counts[0]} to evaluate on (held_out = {self._held_out})")
             if self._warm_start:
                 found.append(f"{len(warm)} for worked examples (warm_start = {self._warm_start})")
             raise TaskFileError(
-                f"{self._source} has too few problems: its {len(pool.firsts)} different ones are split into "
+                f"too few problems: {self._source} has {len(pool.firsts)} different ones. There are "
                 f"{', '.join(found)}, but each part needs at least 1. Give more problems, or change held_out (0 "
                 f"for no evaluation){' or warm_start' if self._warm_start else ''}"
             )

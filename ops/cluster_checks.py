@@ -191,7 +191,7 @@ def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     if topic.partitions != spec.partitions:
         yield (
             f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}. The number is fixed "
-            "for a run: begin a new run with --set name=NAME, and add --branch to begin it with weights of this run"
+            "for a run: begin a new run with --set name=NAME; if this run has begun, add --branch to keep its weights"
         )
     config = topic.config or {}
     for key, value in spec.config.items():

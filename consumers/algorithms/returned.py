@@ -64,7 +64,7 @@ def check_replay(replay: Replay) -> Replay:
         ),
         _read_field("min_version", replay, _read_int),
         _read_field("max_version", replay, _read_int),
-        _read_field("weight", replay, _read_number, "a number"),
+        _read_field("weight", replay, _read_number, "a number that a float can hold"),
     )
 
 
@@ -102,7 +102,14 @@ def _read_field(path: str, owner: Any, read: Callable[[Any], T], wanted: str = "
     try:
         return read(value)
     except (AttributeError, TypeError, ValueError, OverflowError):
-        raise WrongResult(f"{path} of a Replay must be {wanted}; got {value!r:.80}") from None
+        raise WrongResult(f"{path} of a Replay must be {wanted}; got {_show(value)}") from None
+
+
+def _show(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "an integer of too many digits"
 
 
 def _iterate_keys(state: Any) -> Iterator[Any]:

@@ -105,10 +105,8 @@ def _find_length_fault(sequence: Sequence) -> GroupFault | None:
     counts = sequence.version_runs[1::2].tolist()
     if sequence.version_runs.size % 2 or min(counts, default=1) <= 0 or sum(counts) != length:
         runs = sequence.version_runs[:16].tolist()
-        return (
-            "versions",
-            f"its version runs must be pairs of version and tokens, {length} tokens in all; they are {runs}",
-        )
+        covered = f"they cover {sum(counts)} tokens, and begin with {runs}"
+        return "versions", f"its version runs must be pairs of version and tokens, {length} in all; {covered}"
     given = (sequence.reward, sequence.baseline, *(span.reward for span in sequence.spans))
     if not all(value is None or math.isfinite(value) for value in given):
         return "reward", "a reward or baseline of the sequence or its spans is not finite"

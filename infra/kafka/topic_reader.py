@@ -128,9 +128,12 @@ class TopicReader:
             if found:
                 patience = time.monotonic() + timeout_s
             elif time.monotonic() > patience:
+                why = f"although there are more: {describe_behind(self.positions, ends)}"
+                if all(self.positions[partition_id] >= end for partition_id, end in ends.items()):
+                    why = f"so it is not known whether there are more of {', '.join(map(name_partition, ends))}"
                 raise KafkaAway(
-                    f"Kafka has sent no record for {timeout_s:.0f} s, although there are more: "
-                    f"{describe_behind(self.positions, ends)}. Check that all brokers run and can be reached"
+                    f"Kafka has sent no record for {timeout_s:.0f} s, {why}. Check that all brokers run and can be "
+                    "reached"
                 )
             yield from found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,23 +20,33 @@ class SharedFile:
     """Tells it from a later file of the same name."""
 
 
-def list_shared_memory(pids: Iterable[int]) -> list[SharedFile]:
+def list_named() -> set[SharedFile]:
+    """Return all shared memory of the machine that has a name; nothing where there is no such folder."""
+    try:
+        with os.scandir(FOLDER) as entries:
+            return {SharedFile(FOLDER / entry.name, entry.inode()) for entry in entries}
+    except OSError:
+        return set()
+
+
+def list_shared_memory(pids: Iterable[int]) -> set[SharedFile]:
     """Return what these processes have mapped and what still has a name; nothing where there is no /proc."""
     found = set[SharedFile]()
     for pid in pids:
         with suppress(OSError):  # it has ended
-            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                _address, _rights, _offset, _device, inode, *name = line.split(maxsplit=5)
-                if name and (path := Path(name[0])).parent == FOLDER:
-                    found.add(SharedFile(path, int(inode)))
-    return [one for one in found if _is_there(one)]
+            for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n"):
+                parts = line.split(maxsplit=5)  # address, rights, offset, device, inode, and a file's name
+                if len(parts) == 6 and (path := Path(os.fsdecode(parts[5]))).parent == FOLDER:
+                    found.add(SharedFile(path, int(parts[4])))
+    return {one for one in found if _is_there(one)}
 
 
 def remove_shared_memory(shared: Iterable[SharedFile]) -> None:
-    """Remove the names of shared memory; a process that has it mapped keeps it."""
+    """Remove the names of shared memory; a process that has it mapped keeps it. Those of other users stay."""
     for one in shared:
         if _is_there(one):
-            one.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                one.path.unlink()
 
 
 def _is_there(one: SharedFile) -> bool:

@@ -32,6 +32,7 @@ from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, 
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
+WHOLE = 'and not a table, in this recipe: set it whole, as in KEY={ use = "NAME" }'
 SWEEP = "sweep.toml"
 """Name of the sweep file in a folder of recipes; it is not a recipe."""
 WORDS = {
@@ -262,7 +263,7 @@ def _set(draft: Draft, word: str) -> None:
     elif isinstance(table, dict):
         table[keys[-1]] = value
     else:
-        raise _no_table_error(keys[:-1], word)
+        raise _no_table_error(keys[:-1], word, WHOLE)
     _note(draft, tuple(int(key) if _is_index(key) else key for key in keys), value, f"{SET} {_cut(word)}")
 
 
@@ -275,12 +276,12 @@ def _step(table: Any, keys: Sequence[str], word: str) -> Any:
     if isinstance(table, list):
         return table[_parse_index(table, key, word)]
     if not isinstance(table, dict):
-        raise _no_table_error(above, word)
+        raise _no_table_error(above, word, WHOLE)
     return table.setdefault(key, {})
 
 
-def _no_table_error(keys: Sequence[str], word: str) -> UsageError:
-    return UsageError(f"{SET} {word}: `{_join_keys(keys)}` is one value, which has no keys")
+def _no_table_error(keys: Sequence[str], word: str, remedy: str = "which has no keys") -> UsageError:
+    return UsageError(f"{SET} {word}: `{_join_keys(keys)}` is one value, {remedy}")
 
 
 def _parse_index(items: list[Any], key: str, word: str) -> int:

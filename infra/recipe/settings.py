@@ -150,9 +150,9 @@ class Rollout(Settings):
     top_p: float = 1.0
     """Must stay 1 in training: recorded log-probabilities are those of the whole distribution."""
     top_k: int = 0
-    """Must stay 0 (off) in training, for the same reason."""
+    """Must stay 0 (off) in training, as `top_p` must stay 1."""
     min_p: float = 0.0
-    """Must stay 0 (off) in training, for the same reason."""
+    """Must stay 0 (off) in training, as `top_p` must stay 1."""
     max_tokens: int = Field(256, ge=1)
     """Most tokens that one generation may have."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
@@ -187,9 +187,9 @@ class Feed(Settings):
     selector: OneOrSeveral = (Named(use="accept_all"),)
     """Which tasks are worth a rollout (`docs/task-selectors.md`). With a list, all must accept a task."""
     pace: Literal["any", "all"] = "any"
-    """Each policy has a limit of groups in flight (issued, but not yet trained or discarded): (`max_staleness` + 1) x
-    `groups_per_batch`, or fewer with replays. A workflow's tasks are issued while `any` of its policies is below its
-    limit, or only while `all` are."""
+    """Whether a workflow's tasks are issued while `any` of its policies is below its limit, or only while `all` are.
+    The limit of a policy: (`max_staleness` + 1) x `groups_per_batch` groups in flight (issued, but not yet trained or
+    discarded), or fewer with replays."""
     solved_share: float = Field(0.95, gt=0, le=1)
     """The tasks count as solved if more than this share of the last 500 groups were dropped for equal rewards, and most
     of the dropped groups had a mean reward above 0.5."""
@@ -590,8 +590,8 @@ class Recipe(Settings):
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
+            key = f"`{'.'.join(map(str, first['loc']))}`: " if first["loc"] else ""
             raise UsageError(
-                f"this version of Headrace cannot read the run's recipe (`{key}`: {first['msg']}): continue with the "
+                f"this version of Headrace cannot read the run's recipe ({key}{first['msg']}): continue with the "
                 "version that wrote it, or begin a new run"
             ) from error

@@ -148,7 +148,8 @@ def train_offline(
         kept = _write_weights(made, start, folder, request.keep_every)
         versions = _write_lines(folder / BATCHES, kept, lambda done: tell(done, most))
         if not versions:
-            raise UsageError(_explain_no_version(archive, policy, start.learner, counts))
+            has_steps = request.steps is not None
+            raise UsageError(_explain_no_version(archive, policy, start.learner, counts, has_steps=has_steps))
         found = TrainedOffline(
             out=str(out),
             archive=str(source),
@@ -227,20 +228,22 @@ def _list_changes(recipe: Recipe, policy: str, request: TrainingRequest) -> list
     return [*request.sets, f"{f'policies.{policy}.' if has_own else ''}trainer.steps={request.steps}"]
 
 
-def _explain_no_version(archive: Archive, policy: str, learner: Learner, counts: RecordCounts) -> str:
+def _explain_no_version(
+    archive: Archive, policy: str, learner: Learner, counts: RecordCounts, *, has_steps: bool = False
+) -> str:
     steps, batch = learner.settings.steps, learner.settings.groups_per_batch
     key = f"policies.{policy}.trainer"  # a value of [trainer] has no effect if the policy has its own
     if learner.version >= steps:
         return (
             f"training begins with version {learner.version}, but trainer.steps of policy {policy} is {steps}, so no "
-            f"version is made: give --set {key}.steps=N, or a larger --steps"
+            f"version is made: give --set {key}.steps=N" + ", or a larger --steps" * has_steps
         )
     enough = f"{counts.left} groups could be trained on, but a batch needs {batch}"
     words = [f"of the {counts.read} curated records of {archive.root}, {enough}"]
     if evicted := ", ".join(f"{count} {why}" for why, count in sorted(counts.evicted.items())):
         words.append(f"Evicted before a batch was full: {evicted}")
     if unusable := counts.unusable.total():
-        words.append(f"{unusable} records are unusable, the first is {counts.first_unusable}")
+        words.append(f"{unusable} records are unusable and must be repaired, the first is {counts.first_unusable}")
     older = f", or allow older groups with --set {key}.max_staleness=N" * bool(counts.evicted["expired"])
     return ". ".join([*words, f"Make batches smaller with --set {key}.groups_per_batch=N{older}"])
 

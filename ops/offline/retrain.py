@@ -131,7 +131,7 @@ def cut_into_stretches(history: History, span: VersionSpan, whose: str) -> list[
         raise UsageError(f"{whose} has no version after its oldest checkpoint, of version {oldest}, to train again yet")
     if begin is not None and begin > newest:
         raise UsageError(
-            f"--from {begin} is above {newest}, the newest version of {whose}: give {oldest} to {newest - 1}. Training "
+            f"--from {begin} is above {newest}, the newest version of {whose}. Training "
             "begins at the newest checkpoint at or below --from; there are checkpoints of versions "
             f"{', '.join(map(str, sorted(history.checkpoints)))}"
         )

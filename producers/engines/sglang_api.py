@@ -121,7 +121,7 @@ class SGLangApi:
 
     def _check(self, path: str, response: httpx2.Response) -> httpx2.Response:
         if response.status_code == HTTP_NOT_FOUND:
-            raise ServerAway(f"{self._http.url}{path} answers HTTP 404: use SGLang 0.5.19 or newer")
+            raise ServerAway(f"{self._http.url}{path} answers HTTP 404: is this an SGLang server, 0.5.19 or newer?")
         if response.status_code != HTTP_OK:
             raise ServerAway(f"{self._http.url}{path} answers {read_error(response)}")
         return response

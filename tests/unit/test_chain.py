@@ -215,6 +215,7 @@ def test_the_numbers_of_a_replay_become_those_of_a_record_or_it_is_refused() -> 
         replace(given, use=cast("Any", ("sums", 4))),
         replace(given, weight=cast("Any", "1")),
         replace(given, weight=10**400),
+        replace(given, min_version=10**5000),
         replace(given, deadline_version=2**63),
         replace(given, min_version=-(2**63)),
     ):

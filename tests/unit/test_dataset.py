@@ -420,7 +420,7 @@ def test_what_parquet_may_hold_and_no_problem_can_is_named_by_file_and_row(tmp_p
 
 def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(tmp_path: Path) -> None:
     for path in (written(tmp_path / "a.jsonl", []), as_parquet(tmp_path / "a.parquet", rows(1)[:1])):
-        with pytest.raises(TaskFileError, match=r"its [01] different ones"):
+        with pytest.raises(TaskFileError, match=r"has [01] different ones"):
             Dataset(1, path, columns=COLUMNS, held_out=0.0000001).read_data()
     for name in ("b.parquet", "b.jsonl.gz"):
         (tmp_path / name).write_bytes(b"no such thing")

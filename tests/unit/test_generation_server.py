@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 
 from headrace.infra.process.child_process import wait_without_reaping
+from headrace.producers.engines import generation_server
 from headrace.producers.engines.contract import EngineAway
 from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
 from headrace.producers.engines.server_api import ServerApi, ServerAway
@@ -150,6 +151,34 @@ def test_shared_memory_of_a_killed_server_is_removed(tmp_path: Path, go_on: str)
         assert find_shared()[-1].exists(), "the new server has its own"
     server.close()
     assert not [path for path in find_shared() if path.exists()]
+
+
+def test_shared_memory_of_a_server_that_does_not_start_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_shared() -> list[Path]:
+        log = tmp_path / "solver-0" / "stdout.log"
+        return [Path("/dev/shm") / name.strip("/") for name in log.read_text().split()]  # noqa: S108 - Linux's
+
+    class NeverReady(Loading):
+        def is_ready(self) -> bool:
+            process.is_ending = bool(find_shared())
+            return False
+
+    monkeypatch.setattr(generation_server, "NOTE_EVERY_S", 0.0)
+    launch = ServerLaunch(
+        "server",
+        lambda _weights, _port: [sys.executable, "-c", SHARING],
+        lambda _url: cast(ServerApi, NeverReady()),
+        600,
+    )
+    process = EngineProcess(tmp_path / "solver-0", launch, {})
+    server = GenerationServer("solver-0", launch, process)
+    with pytest.raises(EngineAway):
+        server.serve(ServedWeights(0, tmp_path))
+    server.close()
+    [shared] = find_shared()
+    assert not shared.exists()
 
 
 def test_a_server_that_exits_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_a_policy_that_a_later_revision_added_is_trained_with_other_settings(tmp
 def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
     learner: Any = SimpleNamespace(version=50, settings=recipe().trainer)
-    said = _explain_no_version(Archive(tmp_path / "a"), "solver", learner, RecordCounts())
+    said = _explain_no_version(Archive(tmp_path / "a"), "solver", learner, RecordCounts(), has_steps=True)
     assert said == (
         "training begins with version 50, but trainer.steps of policy solver is 50, so no version is made: give --set "
         "policies.solver.trainer.steps=N, or a larger --steps"
@@ -297,7 +297,7 @@ def test_where_groups_are_unusable_the_first_reason_is_told_beside_the_size_of_a
     other = replace(codec.decode(record.group, TrajectoryGroup), tokenizer_hash="ab" * 32)
     message = replace(curated(0), value=codec.encode(replace(record, group=codec.encode(other))))
     archive(tmp_path / "a", [[message] * 4])
-    said = r"4 records are unusable, the first is t\.curated\.solver\[0\] offset 0: .* another tokenizer"
+    said = r"4 records are unusable .*, the first is t\.curated\.solver\[0\] offset 0: .* another tokenizer"
     with pytest.raises(UsageError, match=said):
         train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 

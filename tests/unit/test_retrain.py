@@ -45,7 +45,12 @@ def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monk
     ("checkpoints", "newest", "span", "why"),
     [
         ((0,), 0, (5, None), "solver has no version after its oldest checkpoint, of version 0, to train again yet"),
-        ((0, 4), 4, (9, None), "--from 9 is above 4, the newest version of solver: give 0 to 3"),
+        (
+            (0, 4),
+            4,
+            (9, None),
+            "--from 9 is above 4, the newest version of solver. Training begins at the newest checkpoint",
+        ),
         ((0, 4), 4, (4, None), "solver has no version after its checkpoint of version 4: give a lower --from"),
         ((2, 4), 4, (1, None), "solver has no checkpoint at or below --from 1: give --from 2, its oldest checkpoint"),
     ],

@@ -110,7 +110,9 @@ class Server:
 
 def test_an_sglang_that_lacks_an_endpoint_is_said_to_be_too_old() -> None:
     server: Any = SimpleNamespace(url="http://s", call=lambda *_, **__: httpx2.Response(404))
-    with pytest.raises(ServerAway, match=r"http://s/v1/loads answers HTTP 404: use SGLang 0\.5\.19 or newer"):
+    with pytest.raises(
+        ServerAway, match=r"http://s/v1/loads answers HTTP 404: is this an SGLang server, 0\.5\.19 or newer"
+    ):
         SGLangApi(server).read_load()
 
 

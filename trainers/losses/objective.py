@@ -364,7 +364,7 @@ def _blame(where: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:  # it says what the setting, or the result of a user's loss, must be
-        raise UsageError(f"{where}: {error}") from error
+        raise UsageError(f"{where}: {describe_with_location(error)}") from error
     except Exception as error:  # any error of a user's loss
         why = describe_with_location(error)
         raise UsageError(f"{where} failed when Headrace tried it on two example tokens: {why}") from error
