@@ -66,7 +66,7 @@ def problem_from_json(text: str) -> Problem:
     try:
         return Problem(**plain)
     except (TypeError, ValueError) as error:
-        raise PayloadError(f"payload is not a problem: {error}") from error
+        raise PayloadError(f"payload is not valid: {error}") from error
 
 
 def _make_plain(value: object) -> object:

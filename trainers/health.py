@@ -104,7 +104,7 @@ def _find_steep_gradient(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "steep",
             f"The norm of a gradient was {largest:.3g}, while {usual[len(usual) // 2]:.3g} is usual. "
-            "trainer.grad_clip has clipped it; if this repeats, lower trainer.learning_rate.",
+            "Norms above trainer.grad_clip are clipped; if this repeats, lower trainer.learning_rate.",
         )
 
 

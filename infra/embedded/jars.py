@@ -157,8 +157,8 @@ def _lock_cache(cache: Path) -> Iterator[None]:
             take_lock(file.fileno(), wait=True)
         except OSError as error:
             raise UsageError(
-                f"Kafka's jars cannot be fetched into the cache folder {cache}: {error}; name another by "
-                f"{CACHE_VARIABLE}"
+                f"Kafka's jars cannot be fetched into the cache folder {cache}: {error}; set {CACHE_VARIABLE} to "
+                "another folder"
             ) from error
         yield
 

@@ -133,8 +133,8 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     escaped = np.flatnonzero(codes == _find_escape_code(coded.code_bits))
     if len(escaped) != coded.escapes:
         raise WeightsError(
-            f"a block of the delta is damaged: its header says {coded.escapes} whole differences, but {len(escaped)} "
-            "of its codes need one"
+            f"a block of the delta is damaged: its header says {coded.escapes} escapes, but {len(escaped)} of its "
+            "codes are escapes"
         )
     folded[escaped] = _decompress(coded.streams[-1], coded.escapes * width).view(f"<u{width}")
     return positions, _decode_zigzag(folded)

@@ -50,7 +50,9 @@ def test_every_mutant_on_the_list_fits_the_code_and_has_a_name_of_its_own() -> N
         file, _, test = mutant.caught_by.partition("::")
         try:
             mutate((ROOT / mutant.file).read_text(), mutant)
-            if f"def {test.partition('[')[0]}(" not in (ROOT / file).read_text():
+            name, _, case = test.rstrip("]").partition("[")
+            text = (ROOT / file).read_text()
+            if f"def {name}(" not in text or (case and f'"{case}"' not in text):
                 misfits.append(f"{mutant.name}: there is no {mutant.caught_by}")
         except (MutantUnfit, SyntaxError, OSError) as error:
             misfits.append(f"{mutant.name}: {error}")

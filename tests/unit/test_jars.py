@@ -117,7 +117,7 @@ def test_a_jar_serves_whose_time_cannot_be_set_and_a_cache_that_cannot_be_writte
     jar.write_bytes(CONTENT)
     assert fetch_class_path(tmp_path, pins=PINS) == [str(jar)]
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=rf"cache folder {tmp_path}/file: .*name another by HEADRACE_CACHE"):
+    with pytest.raises(UsageError, match=rf"cache folder {tmp_path}/file: .*set HEADRACE_CACHE to another folder"):
         fetch_class_path(tmp_path / "file", pins=PINS)
 
 
