@@ -14,7 +14,7 @@ import pytest
 import torch
 from cpu_servers import ADAPTERS, ARGUMENTS, ENVIRONMENT
 from install_servers import KINDS, find_python
-from made_models import PROMPT, find_gap, make_model, save_files
+from made_models import PROMPT, SAME, find_gap, make_model, save_files
 from safetensors.torch import save_file
 
 from headrace.envs.contract import Generation
@@ -28,8 +28,6 @@ from headrace.producers.engines.served_engine import ServedEngine
 pytestmark = pytest.mark.timeout(600)
 CONFIG = build_adapter_config(8, 16, ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])
 LONG = Sampling(max_tokens=400)
-SAME = 1e-4
-"""Between the log-probabilities of a server and of a plain forward pass, in float32, with adapters this large."""
 MODELS: dict[int, Any] = {}
 
 
