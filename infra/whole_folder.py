@@ -17,6 +17,12 @@ class FolderBusy(HeadraceError):
     """Another process is making the same folder now."""
 
 
+def require_parent(out: Path) -> None:
+    """Raise UsageError if there is no folder in which `out` could be made."""
+    if not out.parent.is_dir():
+        raise UsageError(f"{out.parent} is not a folder: make it, or name another place for {out.name}")
+
+
 @contextmanager
 def write_new_folder(out: Path) -> Iterator[Path]:
     """Give an empty folder beside `out`, which becomes `out` when the block ends, and is removed when the block fails.
@@ -25,8 +31,7 @@ def write_new_folder(out: Path) -> Iterator[Path]:
 
     Raises UsageError when `out` exists already or its parent folder does not, and FolderBusy.
     """
-    if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is not a folder: make it, or name another place for {out.name}")
+    require_parent(out)
     growing = out.with_name(f".{out.name}.part")
     lock = _make_locked(growing, out)
     try:

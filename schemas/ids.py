@@ -10,11 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 LONGEST_NAME = 1000
 """Most characters of a stream, task id, tier or reason, because later records repeat them. Ids of trajectories are
 repeated up to this length."""
+
+
+def list_long_names(record: object, names: Iterable[str]) -> list[str]:
+    """Return, for each of these texts of a record that is longer than LONGEST_NAME, what is wrong with it."""
+    lengths = {name: len(getattr(record, name)) for name in names}
+    return [
+        f"{name} has {length} characters, and may have {LONGEST_NAME}"
+        for name, length in lengths.items()
+        if length > LONGEST_NAME
+    ]
 
 
 class HasGroup(Protocol):

@@ -54,7 +54,7 @@ from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.headers import Stamp
-from headrace.schemas.ids import LONGEST_NAME
+from headrace.schemas.ids import list_long_names
 from headrace.schemas.records import TrajectoryGroup
 from headrace.schemas.topics import policy_of
 
@@ -256,11 +256,8 @@ class CuratorPartition:
                     "undecodable",
                     f"the {name} in the record's value is {found!r:.80}, but in its headers {named!r:.80}",
                 )
-        for name in ("task_id", "tier", "reason"):
-            if (length := len(getattr(group, name))) > LONGEST_NAME:
-                raise MessageRefused(
-                    "unusable", f"the {name} of a group may have at most {LONGEST_NAME} characters; got {length}"
-                )
+        if wrong := list_long_names(group, ("task_id", "tier", "reason")):
+            raise MessageRefused("unusable", f"the group has texts that are too long: {'; '.join(wrong)}")
         if (count := len(group.trajectories)) > MOST_EPISODES:
             raise MessageRefused("unusable", f"a group may have at most {MOST_EPISODES} trajectories; got {count}")
         self._refuse_time_travel(message, group)

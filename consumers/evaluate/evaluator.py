@@ -20,7 +20,7 @@ from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Rol
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
-from headrace.schemas.ids import LONGEST_NAME
+from headrace.schemas.ids import list_long_names
 from headrace.schemas.records import EvalResult, RecipeRevision, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR
 
@@ -105,11 +105,8 @@ class Evaluator:
                 f"n_asked must be 0 to {MOST_EPISODES}, and so must the number of trajectories; got n_asked = "
                 f"{group.n_asked} and {len(group.trajectories)} trajectories",
             )
-        for name in ("stream", "task_id", "tier", "reason"):
-            if (length := len(getattr(group, name))) > LONGEST_NAME:
-                raise MessageRefused(
-                    "unusable", f"the {name} of a group may have at most {LONGEST_NAME} characters; got {length}"
-                )
+        if wrong := list_long_names(group, ("stream", "task_id", "tier", "reason")):
+            raise MessageRefused("unusable", f"the group has texts that are too long: {'; '.join(wrong)}")
         return group
 
     def _build_messages(self, result: EvalResult | None) -> list[Outgoing]:

@@ -53,13 +53,13 @@ class ClusterEntries:
         """
         if cluster in self._entered:
             return ""
-        return self._refusals.get(cluster, "") or describe_misfit(bootstrap, client)
+        return self._refusals.get(cluster, "") or describe_wrong_protocol(bootstrap, client)
 
 
 ENTRIES = ClusterEntries()
 
 
-def describe_misfit(bootstrap: str, client: Mapping[str, str]) -> str:
+def describe_wrong_protocol(bootstrap: str, client: Mapping[str, str]) -> str:
     """Return how these settings differ from a listener's, and what to set; empty if equal or without an answer."""
     protocol = client.get("security.protocol", "PLAINTEXT").upper()
     for address in bootstrap.split(","):

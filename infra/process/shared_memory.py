@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,3 +56,31 @@ def _is_there(one: SharedFile) -> bool:
         return one.path.stat().st_ino == one.inode
     except OSError:
         return False
+
+
+class SharedMemoryNotes:
+    """Notes what some processes share while they live, so that it can be removed after they were killed."""
+
+    def __init__(self) -> None:
+        self._before = set[SharedFile]()
+        self._noted = set[SharedFile]()
+        self._noted_at = -math.inf
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last look; infinite before the first one."""
+        return time.monotonic() - self._noted_at
+
+    def begin(self) -> None:
+        """Leave alone from now on what is there before the processes start, because others share it."""
+        self._before = list_named()
+
+    def note(self, pids: Iterable[int]) -> None:
+        """Look at what these processes share now."""
+        self._noted |= list_shared_memory(pids) - self._before
+        self._noted_at = time.monotonic()
+
+    def remove(self) -> None:
+        """Remove all that was noted. Call it when the processes have ended."""
+        noted, self._noted = self._noted, set()
+        remove_shared_memory(noted)

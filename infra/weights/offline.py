@@ -23,7 +23,7 @@ from headrace.infra.weights.folder import (
 )
 from headrace.infra.weights.held import HeldWeights
 from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError, hash_weights
-from headrace.infra.whole_folder import write_new_folder
+from headrace.infra.whole_folder import require_parent, write_new_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     _require(base, new)
     if out.exists():
         raise UsageError(f"{out} exists already: name a new file")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is not a folder: make it, or name another place for {out.name}")
+    require_parent(out)
     before, after = open_weights(base), open_weights(new)
     base_hash, new_hash = _hash_as_promised(base, before), _hash_as_promised(new, after)
     data = encode_delta(before.tensors, after.tensors, label, hashes=(base_hash, new_hash))

@@ -15,6 +15,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.own_frames import describe_with_location
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.policy_files import Tokenizer
+from headrace.ops.chosen_policy import choose_policy
 from headrace.ops.engine_check.checks import CHECKS, REQUESTS, Check
 from headrace.ops.engine_check.subject import Broken, Skipped, Subject
 from headrace.ops.engine_check.weight_pair import WeightPair
@@ -61,7 +62,7 @@ def check_engine(request: EngineCheckRequest) -> Iterator[Checked]:
 @contextmanager
 def open_subject(request: EngineCheckRequest) -> Iterator[Subject]:
     """Yield the engine with version 0 loaded; see `check_engine`."""
-    recipe, policy = request.recipe, _choose_policy(request)
+    recipe, policy = request.recipe, choose_policy(request.policy, tuple(request.recipe.policies), "recipe")
     if recipe.rollout.engine.use == "scripted":
         raise UsageError(
             'rollout.engine = "scripted" has no model, so its log-probabilities cannot be checked: use another engine'
@@ -81,16 +82,6 @@ def open_subject(request: EngineCheckRequest) -> Iterator[Subject]:
         yield subject
     finally:
         engine.close()
-
-
-def _choose_policy(request: EngineCheckRequest) -> str:
-    names = list(request.recipe.policies)
-    if request.policy is None and len(names) == 1:
-        return names[0]
-    if request.policy not in names:
-        wrong = f"the recipe has no policy {request.policy}" if request.policy else "the recipe has several policies"
-        raise UsageError(f"{wrong}: give --policy with one of {', '.join(names)}")
-    return request.policy
 
 
 async def run_check(what: str, check: Check, subject: Subject) -> Checked:

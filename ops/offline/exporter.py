@@ -26,6 +26,7 @@ from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
+from headrace.ops.chosen_policy import choose_policy
 from headrace.ops.discards import TRAINED
 from headrace.ops.offline.parquet_file import ParquetFile
 from headrace.schemas import codec
@@ -155,13 +156,7 @@ def _choose_policy(archive: Archive, asked: str | None) -> str:
     revisions = archive.revisions()
     if not revisions:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
-    known = tuple(Recipe.from_json(revisions[-1].recipe).policies)
-    if asked is None and len(known) == 1:
-        return known[0]
-    if asked not in known:
-        wrong = f"the run has no policy {asked}" if asked else "the run has several policies"
-        raise UsageError(f"{wrong}: give --policy with one of {', '.join(known)}")
-    return asked
+    return choose_policy(asked, tuple(Recipe.from_json(revisions[-1].recipe).policies), "run")
 
 
 def _load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:

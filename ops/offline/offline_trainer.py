@@ -24,6 +24,7 @@ from headrace.infra.weights.files import ADAPTER_WEIGHTS
 from headrace.infra.weights.folder import write_adapter, write_weights
 from headrace.infra.weights.tensors import hash_weights
 from headrace.infra.whole_folder import write_new_folder
+from headrace.ops.chosen_policy import choose_policy
 from headrace.ops.offline.archived_start import Start, begin
 from headrace.ops.offline.offline_versions import (
     OfflineVersion,
@@ -199,11 +200,7 @@ def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Re
     before = [revisions[number] for number in sorted(revisions)]
     if not before:
         raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
-    known = tuple(before[-1].policies)
-    policy = request.policy or (known[0] if len(known) == 1 else "")
-    if policy not in known:
-        wrong = f"the run has no policy {policy}" if policy else "the run has several policies"
-        raise UsageError(f"{wrong}: give --policy with one of {', '.join(known)}")
+    policy = choose_policy(request.policy, tuple(before[-1].policies), "run")
     if archive.topics.curated(policy) not in archive.manifest.topics:
         raise UsageError(
             f"the archive {archive.root} holds no curated groups of policy {policy}: add them with `headrace archive "

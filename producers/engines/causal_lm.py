@@ -150,7 +150,7 @@ class CausalLM:
         given = {own[name].data_ptr() for name in weights if name in own}
         missing = sorted(name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in given)
         if unknown or missing:
-            raise EngineError(describe_misfit(missing, unknown))
+            raise EngineError(describe_wrong_names(missing, unknown))
         staged = {
             name: torch.empty_like(tensor)
             for name, tensor in held.items()
@@ -192,7 +192,7 @@ def _read_attention(config: Any) -> tuple[set[str], int | None]:
     return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
 
 
-def describe_misfit(missing: Sequence[str], unknown: Sequence[str]) -> str:
+def describe_wrong_names(missing: Sequence[str], unknown: Sequence[str]) -> str:
     """Return what is wrong with weights that lack parameters of the model, or have others."""
     found = [f"{what}: {_list_some(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
     return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -19,7 +18,7 @@ from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
 from headrace.infra.process.child_process import list_session
 from headrace.infra.process.log_lines import find_last_error
-from headrace.infra.process.shared_memory import SharedFile, list_named, list_shared_memory, remove_shared_memory
+from headrace.infra.process.shared_memory import SharedMemoryNotes
 from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import EngineAway, EngineError
 from headrace.producers.engines.request_gate import RequestGate
@@ -97,11 +96,8 @@ class EngineProcess(ServerProcess):
         self.api: ServerApi | None = None
         self.is_ending = False
         """Whether to begin no start, and to give up one that is under way."""
-        self._shared_memory = set[SharedFile]()
+        self._shared_memory = SharedMemoryNotes()
         """What the server shares between its processes. It removes that only if it ends in order."""
-        self._shared_before = set[SharedFile]()
-        """What was there before its start: others share that."""
-        self._noted_at = -math.inf
 
     def start(self, timeout_s: float = 60) -> Self:
         """Start the server as any other, and note its shared memory."""
@@ -111,8 +107,7 @@ class EngineProcess(ServerProcess):
 
     def _note_shared_memory(self) -> None:
         if (pid := self.pid) is not None:
-            self._shared_memory |= list_shared_memory(list_session(pid)) - self._shared_before
-        self._noted_at = time.monotonic()
+            self._shared_memory.note(list_session(pid))
 
     def _command(self) -> ServerCommand:
         self._refuse_end()
@@ -120,7 +115,7 @@ class EngineProcess(ServerProcess):
             raise ServerError(f"the {self._launch.what} cannot start before weights are loaded")
         port = self.port("http")
         self._clean_up(clean=False)  # after the server that was here before
-        self._shared_before = list_named()
+        self._shared_memory.begin()
         self.api = self._launch.open_api(f"http://{HOST}:{port}")
         return ServerCommand(
             self._launch.build_command(self.weights, port),
@@ -130,11 +125,10 @@ class EngineProcess(ServerProcess):
 
     def _clean_up(self, *, clean: bool) -> None:  # noqa: ARG002 - the same after any end
         self._close_api()
-        left, self._shared_memory = self._shared_memory, set()
-        remove_shared_memory(left)
+        self._shared_memory.remove()
 
     def _is_answering(self) -> bool:
-        if time.monotonic() - self._noted_at >= NOTE_EVERY_S:  # a start that fails leaves something behind, too
+        if self._shared_memory.age_s >= NOTE_EVERY_S:  # a start that fails leaves something behind, too
             self._note_shared_memory()
         self._refuse_end()
         return self.api is not None and self.api.is_ready()

@@ -13,7 +13,7 @@ from headrace.infra.weights.experts import ExpertLayers, split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.lora import add_adapter, list_published_names
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines.causal_lm import convert_to_tensor, describe_misfit, describe_not_finite
+from headrace.producers.engines.causal_lm import convert_to_tensor, describe_not_finite, describe_wrong_names
 from headrace.producers.engines.contract import EngineError
 
 
@@ -56,7 +56,7 @@ class ModelShapes:
         unknown = sorted(weights.keys() - self._shapes.keys())
         missing = sorted(name for name, key in self._tied.items() if name not in weights and key not in given)
         if unknown or missing:
-            raise EngineError(describe_misfit(missing, unknown))
+            raise EngineError(describe_wrong_names(missing, unknown))
         for name, tensor in weights.items():
             if tuple(tensor.shape) != self._shapes[name]:
                 raise EngineError(

@@ -17,7 +17,7 @@ from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.rollout.started_task import NOT_REFUSED, Gate, StartedTask, TaskVerdict
 from headrace.producers.task_ledger import POISON_STARTS
-from headrace.schemas.ids import LONGEST_NAME
+from headrace.schemas.ids import list_long_names
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()
@@ -43,12 +43,7 @@ def list_unusable(task: Task) -> list[str]:
         wrong.append(f"number is {task.number}, and must be 0 or more")
     if not 1 <= task.n_asked <= MOST_EPISODES:
         wrong.append(f"n_asked is {task.n_asked}, and must be from 1 to {MOST_EPISODES}")
-    lengths = {name: len(getattr(task, name)) for name in ("stream", "task_id", "tier")}
-    return wrong + [
-        f"{name} has {length} characters, and may have {LONGEST_NAME}"
-        for name, length in lengths.items()
-        if length > LONGEST_NAME
-    ]
+    return wrong + list_long_names(task, ("stream", "task_id", "tier"))
 
 
 @dataclass(frozen=True, slots=True)

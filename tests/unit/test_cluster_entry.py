@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.infra.kafka import clients, cluster_topics
 from headrace.infra.kafka.clients import Connection, KafkaAway
-from headrace.infra.kafka.cluster_entry import ClusterEntries, describe_misfit
+from headrace.infra.kafka.cluster_entry import ClusterEntries, describe_wrong_protocol
 from headrace.infra.kafka.cluster_topics import NotLetIn, fetch_topics
 from headrace.infra.kafka.listener_security import Listener, look_at_listener
 
@@ -73,24 +73,24 @@ def test_nobody_is_no_listener() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert look_at_listener("127.0.0.1", closed.getsockname()[1]) is None
-        assert not describe_misfit(f"127.0.0.1:{closed.getsockname()[1]}", {})
+        assert not describe_wrong_protocol(f"127.0.0.1:{closed.getsockname()[1]}", {})
 
 
 def test_settings_that_do_not_fit_the_listener_are_named(serve: Serve) -> None:
     address = f"127.0.0.1:{serve(answer_of(33, b'PLAIN'), False)}"
-    said = describe_misfit(address, {})
+    said = describe_wrong_protocol(address, {})
     assert said.startswith(
         "the listener uses SASL_PLAINTEXT (PLAIN), but this client uses PLAINTEXT: set security.protocol, "
         "sasl.mechanism, sasl.username, sasl.password in the environment variable HEADRACE_KAFKA_CLIENT"
     )
-    assert "this client uses SASL_SSL" in describe_misfit(address, {"security.protocol": "sasl_ssl"})
-    assert not describe_misfit(address, {"security.protocol": "sasl_plaintext"})
+    assert "this client uses SASL_SSL" in describe_wrong_protocol(address, {"security.protocol": "sasl_ssl"})
+    assert not describe_wrong_protocol(address, {"security.protocol": "sasl_plaintext"})
     with_tls = f"127.0.0.1:{serve(answer_of(34), True)}"
     assert (
         "the listener uses SSL, but this client uses PLAINTEXT: set security.protocol, ssl.ca.location in"
-        in describe_misfit(with_tls, {})
+        in describe_wrong_protocol(with_tls, {})
     )
-    assert not describe_misfit(with_tls, {"security.protocol": "SSL"})
+    assert not describe_wrong_protocol(with_tls, {"security.protocol": "SSL"})
 
 
 class RefusingAdmin:

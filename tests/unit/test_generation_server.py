@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -121,16 +122,28 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("go_on", ["close", "serve"])
-def test_shared_memory_of_a_killed_server_is_removed(tmp_path: Path, go_on: str) -> None:
-    def find_shared() -> list[Path]:
+@pytest.fixture
+def find_shared(tmp_path: Path) -> Iterator[Callable[[], list[Path]]]:
+    """Return what lists the shared memory that servers said they made; what a red test leaves is removed."""
+
+    def find() -> list[Path]:
+        log = tmp_path / "solver-0" / "stdout.log"
         return [Path("/dev/shm") / name.strip("/") for name in log.read_text().split()]  # noqa: S108 - Linux's
 
+    yield find
+    for path in find():
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("go_on", ["close", "serve"])
+def test_shared_memory_of_a_killed_server_is_removed(
+    tmp_path: Path, go_on: str, find_shared: Callable[[], list[Path]]
+) -> None:
     class Sharing(Loading):
         def is_ready(self) -> bool:
             return len(find_shared()) == starts
 
-    log, starts = tmp_path / "solver-0" / "stdout.log", 1
+    starts = 1
     launch = ServerLaunch(
         "server", lambda _weights, _port: [sys.executable, "-c", SHARING], lambda _url: cast(ServerApi, Sharing()), 600
     )
@@ -154,12 +167,8 @@ def test_shared_memory_of_a_killed_server_is_removed(tmp_path: Path, go_on: str)
 
 
 def test_shared_memory_of_a_server_that_does_not_start_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find_shared: Callable[[], list[Path]]
 ) -> None:
-    def find_shared() -> list[Path]:
-        log = tmp_path / "solver-0" / "stdout.log"
-        return [Path("/dev/shm") / name.strip("/") for name in log.read_text().split()]  # noqa: S108 - Linux's
-
     class NeverReady(Loading):
         def is_ready(self) -> bool:
             process.is_ending = bool(find_shared())

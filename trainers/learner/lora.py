@@ -27,7 +27,7 @@ from headrace.infra.weights.lora import ADAPTER, add_adapter, base_name, build_a
 from headrace.infra.weights.tensors import Tensor, hash_weights
 from headrace.trainers.learner.layers import decoder_of
 from headrace.trainers.learner.model import ModelError, config_of, empty_model, round_to_bf16, to_torch
-from headrace.trainers.learner.tensor_shapes import describe_misfit
+from headrace.trainers.learner.tensor_shapes import describe_wrong_shape
 
 
 class Adapter:
@@ -88,7 +88,7 @@ def load_base(model: transformers.PreTrainedModel, folder: Path) -> None:
     with torch.no_grad():
         parameters = split_by_files(dict(model.named_parameters()))
         found = {name: tensor.shape for name, tensor in tensors.items()}
-        if misfit := describe_misfit(found, {name: tuple(one.shape) for name, one in parameters.items()}):
+        if misfit := describe_wrong_shape(found, {name: tuple(one.shape) for name, one in parameters.items()}):
             raise ModelError(f"the base weights do not fit the config that was published with them: {misfit}")
         for name, parameter in parameters.items():
             parameter.copy_(to_torch(tensors[name]))

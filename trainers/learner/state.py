@@ -12,7 +12,7 @@ from headrace.trainers.learner.masters import Masters, WeightState
 from headrace.trainers.learner.model import TORCH_DTYPES, from_torch
 from headrace.trainers.learner.reference import ReferencePolicy
 from headrace.trainers.learner.shard_index import Index
-from headrace.trainers.learner.tensor_shapes import describe_misfit
+from headrace.trainers.learner.tensor_shapes import describe_wrong_shape
 
 
 class TrainedState:
@@ -52,7 +52,7 @@ class TrainedState:
         found = {"masters"} | {path.partition("/")[0] for path in shapes}
         wanted = found | (moments if moments & found else set())
         expected = {f"{kind}/{name}": shape for kind in wanted for name, shape in known.get(kind, {}).items()}
-        if misfit := describe_misfit(shapes, expected):
+        if misfit := describe_wrong_shape(shapes, expected):
             raise CheckpointError(f"the checkpoint does not fit the model: {misfit}")
         version = metadata.get("version")
         if not isinstance(version, int) or isinstance(version, bool):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
-def describe_misfit(found: Shapes, expected: Shapes) -> str:
+def describe_wrong_shape(found: Shapes, expected: Shapes) -> str:
     """Return the first difference of the found tensors, by name, from those of a model; empty if there is none."""
     for name in sorted(found.keys() | expected.keys()):
         here, there = found.get(name), expected.get(name)
