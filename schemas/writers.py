@@ -47,7 +47,7 @@ def _check(schema: Any, named: Named, above: tuple[str, ...]) -> None:
         raise SchemaError(f"a schema must not nest types more than {DEEPEST_TYPE} deep")
     if isinstance(schema, list):
         if len(schema) != 2 or schema[0] != "null":
-            raise SchemaError(f"a union in a schema must be of null and one type; got {schema!r:.80}")
+            raise SchemaError(f"a union in a schema must be of two types, the first of them null; got {schema!r:.80}")
         _check(schema[1], named, (*above, "union"))
     elif isinstance(schema, dict):
         if "logicalType" in schema or any(key.startswith("__") for key in schema):

@@ -224,7 +224,7 @@ def _describe_panel(curves: Mapping[str, Curve]) -> str:
     if not any(curve.mean.x or curve.seeds for curve in curves.values()):
         return "empty: no run has measured it"
     apart = [name for name, curve in curves.items() if curve.seeds]
-    note = f"thin lines: single seeds of {', '.join(apart)}, which share no part of the x axis"
+    note = f"{', '.join(apart)}: a thin line for each seed and no mean, because the seeds share no part of the x axis"
     return textwrap.fill(note, LINE) if apart else ""
 
 

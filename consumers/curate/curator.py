@@ -175,9 +175,9 @@ class CuratorPartition:
             if is_back and self._dedupe.has_forgotten_dead(stream):
                 # Sending the message back opened its number; this dead letter concludes it again.
                 detail = (
-                    f"partition {self._partition} has more dead letters than the {MOST_DEAD_KEPT:,} that the curator "
-                    f"remembers. Some of stream {stream!r} are forgotten, so this group, which was sent back, may be "
-                    "curated already"
+                    f"this group was sent back, but the curator no longer knows whether it was curated before: "
+                    f"partition {self._partition} has had more than {MOST_DEAD_KEPT:,} dead letters, and no more are "
+                    "remembered. So it is not curated, because it might then be trained on twice"
                 )
                 return self._build_dead_letter(message, MessageRefused("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)

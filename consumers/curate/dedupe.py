@@ -69,7 +69,7 @@ class Dedupe:
         return first_open * self._partitions + self._partition
 
     def mark_dead(self, stream: str, number: int) -> None:
-        """Note that a dead letter concluded a number. Beyond MOST_DEAD_KEPT old ones are forgotten."""
+        """Note that a dead letter concluded a number. Beyond MOST_DEAD_KEPT, it is forgotten at once."""
         if sum(map(len, self._dead.values())) < MOST_DEAD_KEPT:
             self._dead.setdefault(stream, set()).add(number // self._partitions)
         else:

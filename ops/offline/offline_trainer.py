@@ -240,7 +240,7 @@ def _explain_no_version(
     if evicted := ", ".join(f"{count} {why}" for why, count in sorted(counts.evicted.items())):
         words.append(f"Evicted before a batch was full: {evicted}")
     if unusable := counts.unusable.total():
-        words.append(f"{unusable} records are unusable and must be repaired, the first is {counts.first_unusable}")
+        words.append(f"Unusable and left out: {unusable} (the first: {counts.first_unusable})")
     older = f", or allow older groups with --set {key}.max_staleness=N" * bool(counts.evicted["expired"])
     return ". ".join([*words, f"Make batches smaller with --set {key}.groups_per_batch=N{older}"])
 

@@ -297,7 +297,7 @@ def test_where_groups_are_unusable_the_first_reason_is_told_beside_the_size_of_a
     other = replace(codec.decode(record.group, TrajectoryGroup), tokenizer_hash="ab" * 32)
     message = replace(curated(0), value=codec.encode(replace(record, group=codec.encode(other))))
     archive(tmp_path / "a", [[message] * 4])
-    said = r"4 records are unusable .*, the first is t\.curated\.solver\[0\] offset 0: .* another tokenizer"
+    said = r"Unusable and left out: 4 \(the first: t\.curated\.solver\[0\] offset 0: .* another tokenizer"
     with pytest.raises(UsageError, match=said):
         train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 
