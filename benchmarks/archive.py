@@ -100,7 +100,7 @@ def _no_object(*_: object) -> None:
 # --------------------------------------------------------------------------------------------------------- three sides
 
 
-def in_memory(made: list[Message]) -> None:
+def recode_in_memory(made: list[Message]) -> None:
     schema = codec.FORMS[TrajectoryGroup].schema
     for one in made:
         body = io.BytesIO(one.value)
@@ -110,7 +110,7 @@ def in_memory(made: list[Message]) -> None:
         fastavro.schemaless_writer(out, schema, record)
 
 
-def over_files(root: Path, out: Path) -> None:
+def recode_files(root: Path, out: Path) -> None:
     out.mkdir()
     for number, path in enumerate(sorted((root / "topics" / TOPIC).rglob("*.avro"))):
         with path.open("rb") as source, (out / f"{number}.avro").open("wb") as target:
@@ -137,8 +137,8 @@ def measure(folder: Path, groups: int, rounds: int) -> dict[str, Any]:
     root, out = folder / "archive", folder / "out"
     made = make(root, groups)
     sides: dict[str, Callable[[], object]] = {
-        "memory": lambda: in_memory(made),
-        "files": lambda: over_files(root, out),
+        "memory": lambda: recode_in_memory(made),
+        "files": lambda: recode_files(root, out),
         "curate": lambda: curate_offline(root, None, None, out),
     }
     costs: dict[str, list[Cost]] = {side: [] for side in sides}

@@ -25,7 +25,7 @@ from pathlib import Path
 from confluent_kafka import Producer, TopicPartition, libversion
 from rich.console import Console
 
-from benchmarks.dataflow import made_run
+from benchmarks.dataflow import create_run
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.kafka.clients import Connection, Outgoing, fetch_end_offsets, open_consumer, open_producer
@@ -157,7 +157,7 @@ def bare(connection: Connection, topics: list[str]) -> Rate:
     return Rate(count / (time.perf_counter() - begin), count / (time.process_time() - cpu))
 
 
-def audited(run: Run) -> Rate:
+def measure_audit(run: Run) -> Rate:
     """Return the rate of the audit."""
     cpu = time.process_time()
     found = report(run, rests=True, use_store=False)
@@ -167,7 +167,7 @@ def audited(run: Run) -> Rate:
     return Rate(found.records_per_s, found.records / (time.process_time() - cpu))
 
 
-def decoded(run: Run) -> Rate:
+def measure_decoding(run: Run) -> Rate:
     """Return the rate at which a deep audit decodes groups."""
     found = report(run, rests=True, deep=True, use_store=False).deep
     assert found is not None  # noqa: S101 - it was asked for
@@ -190,7 +190,7 @@ def main() -> None:
 
 
 def measure(bootstrap: str, groups: int, rounds: int) -> dict[str, float | int | str | None]:
-    with made_run(bootstrap, recipe_of(f"audit-{time.time_ns()}")) as address:
+    with create_run(bootstrap, recipe_of(f"audit-{time.time_ns()}")) as address:
         producer = open_producer(address.connection, "made")
         for one in records(Topics(address.run), groups):
             produce(producer, one)
@@ -202,9 +202,9 @@ def measure(bootstrap: str, groups: int, rounds: int) -> dict[str, float | int |
         sides: dict[str, list[Rate]] = {"bare": [], "audit": []}
         for _ in range(rounds):
             sides["bare"].append(bare(run.connection, read))
-            sides["audit"].append(audited(run))
+            sides["audit"].append(measure_audit(run))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        deep = decoded(run)
+        deep = measure_decoding(run)
     wall = {side: max(rate.wall for rate in rates) for side, rates in sides.items()}
     cpu = {side: max(rate.cpu for rate in rates) for side, rates in sides.items()}
     return {

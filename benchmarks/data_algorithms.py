@@ -156,7 +156,7 @@ def cost_of_each(groups: Sequence[TrajectoryGroup], count: int) -> dict[str, flo
     return {name: round(median - empty, 2) for name, median in medians.items()}
 
 
-def through_the_chain(values: Sequence[bytes]) -> int:
+def decode_and_process(values: Sequence[bytes]) -> int:
     chain = load_chain(DEFAULT)
     kept = 0
     for value in values:
@@ -176,10 +176,10 @@ def bare_decode(values: Sequence[bytes]) -> None:
 
 def chain_against_decode(groups: Sequence[TrajectoryGroup], rounds: int) -> dict[str, float]:
     values = [codec.encode(group) for group in groups] * 8
-    assert through_the_chain(values) == len(values)  # noqa: S101 - else it is not the whole chain that is measured
+    assert decode_and_process(values) == len(values)  # noqa: S101 - else it is not the whole chain that is measured
     rates: dict[str, list[float]] = {"chain": [], "decode": []}
     for _ in range(rounds):
-        rates["chain"].append(len(values) / seconds(lambda: through_the_chain(values)))
+        rates["chain"].append(len(values) / seconds(lambda: decode_and_process(values)))
         rates["decode"].append(len(values) / seconds(lambda: bare_decode(values)))
     chain, decode = (statistics.median(rates[side]) for side in ("chain", "decode"))
     return {
@@ -189,7 +189,7 @@ def chain_against_decode(groups: Sequence[TrajectoryGroup], rounds: int) -> dict
     }
 
 
-def over_a_long_stream(named: list[tuple[str, dict[str, Any]]], groups: Sequence[TrajectoryGroup], count: int) -> Any:
+def measure_long_stream(named: list[tuple[str, dict[str, Any]]], groups: Sequence[TrajectoryGroup], count: int) -> Any:
     """Return microseconds a group from 10^3 to 10^4 groups and at the end, and their ratio.
 
     Both are medians over slices of blocks that are taken in turn, by a chain that is young and one that is old, so
@@ -233,7 +233,7 @@ def main() -> None:
     figures = {
         "us_per_group": cost_of_each(groups, arguments.each),
         "default_chain": chain_against_decode(groups, arguments.rounds),
-        "long_stream": {name: over_a_long_stream(named, groups, arguments.groups) for name, named in LONG.items()},
+        "long_stream": {name: measure_long_stream(named, groups, arguments.groups) for name, named in LONG.items()},
         "groups": arguments.groups,
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),

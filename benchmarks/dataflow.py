@@ -92,7 +92,7 @@ def recipe_of(name: str, compression: str, groups: int) -> Recipe:
 
 
 @contextmanager
-def made_run(bootstrap: str, recipe: Recipe) -> Iterator[RunAddress]:
+def create_run(bootstrap: str, recipe: Recipe) -> Iterator[RunAddress]:
     """Fresh topics and a recipe on them; the topics go at the end."""
     address = RunAddress(Connection(bootstrap), recipe.name)
     specs = recipe.topics.all(tuple(recipe.workflows), tuple(recipe.policies), recipe.kafka.partitions)
@@ -111,7 +111,7 @@ def made_run(bootstrap: str, recipe: Recipe) -> Iterator[RunAddress]:
 def pass_through(side: str, compression: str, groups: int, broker: EmbeddedKafka) -> Passage:
     """Start a chain's three processes, warm them up, send the groups, wait for the last."""
     name = f"{side}-{time.time_ns()}"
-    with made_run(broker.bootstrap, recipe_of(name, compression, groups + BATCH)) as address:
+    with create_run(broker.bootstrap, recipe_of(name, compression, groups + BATCH)) as address:
         context = multiprocessing.get_context("spawn")
         reports, go = context.Queue(), context.Event()
         load = chains.Load(str(address), BATCH, groups)

@@ -121,7 +121,7 @@ class Written(OwnPositions):
         return other
 
 
-def made_run(most_open: int) -> Run:
+def build_run(most_open: int) -> Run:
     """Return a run whose window holds so many groups."""
     recipe = Recipe.model_validate(
         {
@@ -150,9 +150,9 @@ def commit(feeder: Feeder, own: Written, offsets: Iterator[int]) -> list[Outgoin
     return records
 
 
-def measured(most_open: int, order: str, turns: int) -> Turns:
+def measure_turns(most_open: int, order: str, turns: int) -> Turns:
     """Fill the window, and measure turns."""
-    run = made_run(most_open)
+    run = build_run(most_open)
     own, draw = Written(run), random.Random(1)  # noqa: S311 - no secret
     feeder, offsets = made_feeder(run, own), iter(range(10**9))
     feeder._commits = cast("Any", SimpleNamespace(find_overdue=lambda _: []))  # noqa: SLF001
@@ -230,7 +230,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     sizes = [int(size) for size in asked.open.split(",")]
-    found = [measured(size, order, asked.turns) for size in sizes for order in ("in order", "anywhere")]
+    found = [measure_turns(size, order, asked.turns) for size in sizes for order in ("in order", "anywhere")]
     Console().print(table_of(found))
     if asked.json:
         asked.json.write_text(json.dumps([asdict(one) for one in found], indent=2))

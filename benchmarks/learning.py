@@ -27,7 +27,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real_updates import Start, Training, started, versions
+from benchmarks.real_updates import Start, Training, make_start, versions
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import TrainerSettings
@@ -104,7 +104,7 @@ def start_of(seed: int) -> tuple[Start, Training]:
     training = Training(
         hidden=64, layers=2, initializer_range=0.2, groups=32, reward_low=0.3, reward_high=0.4, seed=seed
     )
-    return started(training, lambda _: None), training
+    return make_start(training, lambda _: None), training
 
 
 def learn(job: Job) -> Learnt:

@@ -67,7 +67,7 @@ class Start:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
-def started(training: Training, tell: Callable[[str], None]) -> Start:
+def make_start(training: Training, tell: Callable[[str], None]) -> Start:
     """Build the model and let it learn from worked examples until its reward lies where the recipes begin."""
     architecture = {
         "architecture": "qwen3",

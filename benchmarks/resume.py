@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.audit import BATCH, PARTITIONS, RUN_ID, produce, recipe_of
-from benchmarks.dataflow import made_run
+from benchmarks.dataflow import create_run
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.kafka.clients import Outgoing, open_producer
@@ -116,7 +116,7 @@ def records(topics: Topics, groups: int) -> Iterator[Outgoing]:
         offsets.note_written(version - 1)
 
 
-def come_back(address: str, groups: int, how: str) -> Return:
+def read_after_restart(address: str, groups: int, how: str) -> Return:
     """Read in this process, which is new, what a trainer reads that comes back."""
     run = join(parse_run(address))
     before, begin = _resident_kib(), time.perf_counter()
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def measure(bootstrap: str, groups: int) -> list[Return]:
-    with made_run(bootstrap, recipe_of(f"resume-{time.time_ns()}")) as address:
+    with create_run(bootstrap, recipe_of(f"resume-{time.time_ns()}")) as address:
         producer = open_producer(address.connection, "made")
         for one in records(Topics(address.run), groups):
             produce(producer, one)
@@ -162,7 +162,7 @@ def measure(bootstrap: str, groups: int) -> list[Return]:
         found = []
         for how in ("from its checkpoint on", "all there is"):
             with context.Pool(1) as pool:
-                found.append(pool.apply(come_back, (str(address), groups, how)))
+                found.append(pool.apply(read_after_restart, (str(address), groups, how)))
     return found
 
 

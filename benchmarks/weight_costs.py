@@ -80,7 +80,7 @@ def measure_formats(parameters: float, rounds: int, tell: Tell) -> list[Row]:
         change, copies = change_between(base, sets.new), Copies(base.items.nbytes)
         taken = []
         for form in FORMATS:
-            size, encoding, applying = _taken(form, sets, rounds, copies)
+            size, encoding, applying = _measure_format(form, sets, rounds, copies)
             taken.append((form.name, size, encoding, applying))
             tell(f"{density:.1%} changed, {form.name}: {size:,} bytes")
         new_copy, copy = copies.new.best, copies.written.best
@@ -127,7 +127,7 @@ class Copies:
         self.written.time(lambda: np.copyto(target.items, base.items))
 
 
-def _taken(form: Format, sets: Sets, rounds: int, copies: Copies) -> tuple[int, Stopwatch, Stopwatch]:
+def _measure_format(form: Format, sets: Sets, rounds: int, copies: Copies) -> tuple[int, Stopwatch, Stopwatch]:
     """Encode, copy and apply some times, and see that the result is right; return bytes and speeds."""
     base, new, target = sets.base, sets.new, sets.target
     encoding, applying = Stopwatch(base.items.nbytes), Stopwatch(base.items.nbytes)
@@ -150,14 +150,14 @@ def measure_memory(parameters: float, tell: Tell) -> list[PeakMemory]:
     for density in MEMORY_DENSITIES:
         with tempfile.TemporaryDirectory(prefix="headrace-weights-") as folder:
             file = Path(folder) / "update"
-            encode = _alone(_encode_peak, parameters, density, file)
-            apply = _alone(_apply_peak, parameters, file)
+            encode = _run_in_new_process(_encode_peak, parameters, density, file)
+            apply = _run_in_new_process(_apply_peak, parameters, file)
             found.append(PeakMemory(density, encode, apply, file.stat().st_size))
         tell(f"{density:.1%} changed: encoding took {encode:,} bytes, applying {apply:,}")
     return found
 
 
-def _alone(function: Callable[..., int], *arguments: Any) -> int:
+def _run_in_new_process(function: Callable[..., int], *arguments: Any) -> int:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 
@@ -165,7 +165,7 @@ def _alone(function: Callable[..., int], *arguments: Any) -> int:
 def _encode_peak(parameters: float, density: float, file: Path) -> int:
     base = made(qwen3_shapes(parameters))
     new = successor(base, density)
-    encode, before = HEADRACE.encoder(base), _mark()
+    encode, before = HEADRACE.encoder(base), _reset_peak()
     data = encode(new)
     peak = _resident("VmHWM") - before
     file.write_bytes(data)
@@ -174,12 +174,12 @@ def _encode_peak(parameters: float, density: float, file: Path) -> int:
 
 def _apply_peak(parameters: float, file: Path) -> int:
     # The update is read in here: it counts as taken.
-    apply, before = HEADRACE.applier(made(qwen3_shapes(parameters))), _mark()
+    apply, before = HEADRACE.applier(made(qwen3_shapes(parameters))), _reset_peak()
     apply(file.read_bytes())
     return _resident("VmHWM") - before
 
 
-def _mark() -> int:
+def _reset_peak() -> int:
     """Let the kernel forget how much was resident at most; return how much is now."""
     Path("/proc/self/clear_refs").write_text("5")
     return _resident("VmRSS")

@@ -95,7 +95,7 @@ class _CountingStore(ObjectStore):
 
 def measure_joining(parameters: float, tell: Tell) -> Joining:
     """Publish versions as a trainer does, merge them as the compactor beside it does, and join as a worker does."""
-    with made_run() as run:
+    with open_run() as run:
         with closing(Compactor(run, [POLICY], EVERY, threading.Event())) as compactor:
             count = _publish(run, parameters, compactor, tell)
         events = _events(run)
@@ -110,7 +110,7 @@ def measure_joining(parameters: float, tell: Tell) -> Joining:
 
 
 @contextmanager
-def made_run() -> Iterator[Run]:
+def open_run() -> Iterator[Run]:
     """Begin a run with servers of its own, of which only the weights are used."""
     recipe = Recipe.model_validate(
         {

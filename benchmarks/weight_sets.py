@@ -59,7 +59,7 @@ class PackedWeights:
         )
 
 
-def packed(named: Mapping[str, Tensor]) -> PackedWeights:
+def pack_weights(named: Mapping[str, Tensor]) -> PackedWeights:
     """Copy tensors of bf16 into one stretch of memory."""
     shapes = {name: tensor.shape for name, tensor in named.items()}
     return PackedWeights(np.concatenate([items_of(named[name]) for name in sorted(named)]), shapes)

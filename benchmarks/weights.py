@@ -45,7 +45,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.weight_costs import PeakMemory, Row, Tell, measure_formats, measure_memory, sizes
-from benchmarks.weight_sets import packed
+from benchmarks.weight_sets import pack_weights
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import TrainerSettings
@@ -118,10 +118,10 @@ class Trainings:
 
 def measure_training(hidden: int, count: int, tell: Tell) -> Trainings:
     """Train from one start at every learning rate, so many versions each."""
-    from benchmarks.real_updates import LEARNING_RATES, Training, started, versions
+    from benchmarks.real_updates import LEARNING_RATES, Training, make_start, versions
 
     training = Training(hidden=hidden)
-    start = started(training, tell)
+    start = make_start(training, tell)
     tell(f"{start.parameters:,} parameters, reward {start.reward:.2f}")
     found = []
     for rate in LEARNING_RATES:
@@ -139,7 +139,7 @@ def trained(published: Iterator[tuple[dict[str, Tensor], float]], rate: float, c
         told.append(Version(header.density, len(deltas[-1]), len(deltas[-1]) / max(1, header.changed_items), reward))
         tell(f"learning rate {rate:g}, version {number}: {header.density:.2%} changed, reward {reward:.2f}")
         if number == count:
-            rows = sizes(packed(before), packed(weights))
+            rows = sizes(pack_weights(before), pack_weights(weights))
         before = weights
     spans = [span_of(first, deltas[:length]) for length in SPANS if length <= count]
     return Trained(rate, tuple(told), tuple(rows), tuple(spans))

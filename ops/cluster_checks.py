@@ -105,7 +105,7 @@ def _check_addresses(seen: SeenCluster) -> Finding:
 def _check_version(seen: SeenCluster, user: str) -> Finding:
     if seen.settings is None:
         why = seen.refused.get("settings", "it was not asked")
-        grant = f"; {name_grant(user, 'DESCRIBE_CONFIGS', 'cluster')} allows it" if is_forbidden(why) else ""
+        grant = f"; {build_grant_command(user, 'DESCRIBE_CONFIGS', 'cluster')} allows it" if is_forbidden(why) else ""
         detail = f"not known: the brokers' settings cannot be read ({why}){grant}"
         return Finding("version", ok=True, detail=detail, is_note=True)
     if (protocol := seen.settings.get("inter.broker.protocol.version")) is not None:  # brokers have none from 4.0 on
@@ -243,10 +243,10 @@ def _describe_right(user: str, operation: str, kind: str, names: Sequence[str]) 
     said = f"the right {_name_operation(operation)} on {kind.replace('-', ' ')} {names[0]}{more} is missing"
     if operation == "DELETE":
         said += "; a run works without it, but then nothing deletes finished tasks and the topics of `headrace compare`"
-    return f"{said}: {name_grant(user, operation, kind, names[0].partition('.')[0])}"
+    return f"{said}: {build_grant_command(user, operation, kind, names[0].partition('.')[0])}"
 
 
-def name_grant(user: str, operation: str, kind: str, run: str = "") -> str:
+def build_grant_command(user: str, operation: str, kind: str, run: str = "") -> str:
     """Return the `kafka-acls` command that grants a user an operation on names that begin with the name of a run."""
     resource = f"--{kind} {run}. --resource-pattern-type prefixed" if run else f"--{kind}"
     principal = shlex.quote(f"User:{user}")

@@ -108,7 +108,7 @@ def _probe(names: tuple[str, ...]) -> SeenDevices:
     return SeenDevices(found["gpus"], {name: SeenDevice(**one) for name, one in found["devices"].items()})
 
 
-def refuse_devices(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fault]:
+def find_device_faults(wanted: Sequence[WantedDevice], seen: SeenDevices) -> list[Fault]:
     """Return the faults of the devices that a recipe names, according to torch."""
     if seen.devices is None:
         names = " and ".join(dict.fromkeys(one.name for one in wanted))

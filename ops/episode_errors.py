@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.ops.first_word import is_first_word_of_training
+from headrace.ops.first_decision import is_first_training_decision
 from headrace.schemas.episode_errors import describe_error, kind_of
 from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, Outcome
 
@@ -70,7 +70,7 @@ class ErrorsFold:
 
     def fold_outcome(self, outcome: Outcome) -> None:
         """Take in an outcome of a group; only a curator's outcome of the first use counts."""
-        if not is_first_word_of_training(outcome):
+        if not is_first_training_decision(outcome):
             return
         for error in outcome.errors:
             kind = outcome.stream, *kind_of(error)

@@ -21,7 +21,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
-from headrace.ops.device_check import find_devices, probe_devices, refuse_devices
+from headrace.ops.device_check import find_device_faults, find_devices, probe_devices
 from headrace.ops.doctor import Finding
 from headrace.ops.faults import Fault, collect_faults, refuse
 from headrace.ops.model_check import check_model, check_model_files, check_tokenizer
@@ -57,7 +57,7 @@ class Asked:
     """Workflow to its environment with its data, as the checks have built it."""
 
 
-def ask_of_run(recipe: Recipe, folder: DataFolder) -> Asked:
+def build_check_input(recipe: Recipe, folder: DataFolder) -> Asked:
     """Return the input of the checks for a run in a data folder. Raises HeadraceError if its notes cannot be read."""
     notes = folder.read()
     is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
@@ -295,7 +295,7 @@ def _check_partitions(asked: Asked) -> list[Fault]:
 
 def _check_devices(asked: Asked) -> list[Fault]:
     wanted = find_devices(asked.recipe)
-    return refuse_devices(wanted, probe_devices(wanted)) if wanted else []
+    return find_device_faults(wanted, probe_devices(wanted)) if wanted else []
 
 
 def _check_model_files(asked: Asked) -> list[Fault]:

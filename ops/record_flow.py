@@ -82,7 +82,7 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
         Flow("curated", CuratedGroup, Trainer.take_group),
         Flow("recipe", RecipeRevision, Trainer.follow_recipe),
     ),
-    "compact": (Flow("weights", WeightsPublished, Compactor.follow),),
+    "compact": (Flow("weights", WeightsPublished, Compactor.read_new_events),),
 }
 """Component to the records that it reads."""
 

@@ -98,7 +98,7 @@ def _derive_parameters(text: Mapping[str, Any]) -> int:
     return layers * (attention + 3 * hidden * width) + embeddings
 
 
-def list_needs(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> list[Need]:
+def list_memory_needs(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> list[Need]:
     """Return the least memory of the trainers and rollout workers that `headrace up` starts, by device."""
     needs = [need for one in recipe.policy_variants for need in _list_trainer_needs(recipe, one, sizes)]
     if recipe.rollout.engine.use == TORCH and recipe.launch.workers:
@@ -174,7 +174,7 @@ def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
         for name, seen in (probe_devices(wanted).devices or {}).items():
             if seen.total:
                 rooms[_name_device(name)] = Room(seen.free, seen.total)
-    return judge_memory(list_needs(recipe, sizes), rooms)
+    return judge_memory(list_memory_needs(recipe, sizes), rooms)
 
 
 # ---------------------------------------------------------------------------------------------------------------- disk

@@ -182,7 +182,7 @@ def given(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: W
     For ReMax (arXiv 2310.10505) the workflow gives the reward of a greedy completion as the baseline. For a sequence
     without a baseline, the mean mu of its key is used. Raises RewardError for a group without any baseline.
     """
-    known = _check_sequences(sequences)
+    known = _to_sequences(sequences)
     _check_baselines(known)
     advantages = np.array([sequence.reward for sequence in known], np.float64)
     baselines = np.zeros_like(advantages)
@@ -202,7 +202,7 @@ def gpg(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Wei
 
     B counts the batch's sequences, `nonzero` those whose reward is not 0, and is at least 1.
     """
-    known = _check_sequences(sequences)
+    known = _to_sequences(sequences)
     nonzero = sum(sequence.reward != 0 for sequence in known)
     return _apply_by_key(known, group_by, weight, lambda key: _centre(key) * (len(known) / max(nonzero, 1)))
 
@@ -215,7 +215,7 @@ def lite_ppo(
     sigma_batch is the unbiased deviation of all values of the batch, whatever their key.
     """
     at_least(0, eps=eps)
-    known = _check_sequences(sequences)
+    known = _to_sequences(sequences)
     values = np.concatenate([np.empty(0), *(key.values for key in iterate_comparisons(known, group_by, weight))])
     sigma = values.std(ddof=1) if values.size > 1 else 0.0
     return _apply_by_key(known, group_by, weight, lambda key: _centre(key) / (sigma + eps))
@@ -228,7 +228,7 @@ def reinforce_pp(sequences: RewardedSequences, *, gamma: float = 1.0, eps: float
     the batch, as in `batch_norm`.
     """
     within(0, 1, gamma=gamma)
-    known = _check_sequences(sequences)
+    known = _to_sequences(sequences)
     returns = [_sum_discounted(_rewards_of(sequence), gamma) for sequence in known]
     return _to_float32s(_whiten(returns, known, eps))
 
@@ -237,7 +237,7 @@ def reinforce_pp_baseline(
     sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: Weight = "trajectory", eps: float = 1e-5
 ) -> Float32s:
     """REINFORCE++ with the group's mean as baseline (arXiv 2501.03262): r - mu, whitened as in `batch_norm`."""
-    known = _check_sequences(sequences)
+    known = _to_sequences(sequences)
     centred = _apply_by_key_exactly(known, group_by, weight, _centre)
     return _whiten_each(centred, known, eps)
 
@@ -248,7 +248,7 @@ def batch_norm(advantages: Advantages, sequences: RewardedSequences, *, eps: flo
     The deviation is unbiased, and every token has the same weight. Fewer than 2 tokens, or equal advantages, give
     exactly 0.
     """
-    known = _check_sequences(sequences)
+    known = _to_sequences(sequences)
     if isinstance(advantages, np.ndarray):
         return _whiten_each(advantages.astype(np.float64), known, eps)
     return _to_float32s(_whiten([each.astype(np.float64) for each in advantages], known, eps))
@@ -268,7 +268,7 @@ def gae(
     if length_adaptive is not None and not length_adaptive > 0:
         raise ValueError(f"length_adaptive must be above 0, got {length_adaptive}")
     found = []
-    for sequence in _check_sequences(sequences):
+    for sequence in _to_sequences(sequences):
         decay = lam
         if length_adaptive is not None:
             decay = max(0.0, 1 - 1 / (length_adaptive * max(sequence.length, 1)))
@@ -325,7 +325,7 @@ def rae(
     """
     within(0, 1, decay=decay)
     known, advantages = dict(baselines or {}), np.zeros(len(rewards), np.float64)
-    for index, (sequence, role) in enumerate(zip(_check_sequences(rewards), roles, strict=True)):
+    for index, (sequence, role) in enumerate(zip(_to_sequences(rewards), roles, strict=True)):
         before = known.get(role, 0.0)
         advantages[index] = sequence.reward - before
         known[role] = decay * before + (1 - decay) * sequence.reward
@@ -384,7 +384,7 @@ def iterate_comparisons(
 def _apply_by_key(
     sequences: RewardedSequences, group_by: GroupBy, weight: Weight, formula: Callable[[ComparedValues], Floats]
 ) -> Float32s:
-    return _to_float32(_apply_by_key_exactly(_check_sequences(sequences), group_by, weight, formula))
+    return _to_float32(_apply_by_key_exactly(_to_sequences(sequences), group_by, weight, formula))
 
 
 def _apply_by_key_exactly(
@@ -448,7 +448,7 @@ def _sum_discounted(values: Floats, factor: float) -> Floats:
     return sums
 
 
-def _check_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
+def _to_sequences(sequences: RewardedSequences) -> list[RewardedSequence]:
     """Return the sequences; plain rewards become trajectories of one token.
 
     Raises RewardError for rewards for which no advantage is defined.

@@ -83,7 +83,7 @@ class TrainerMessages:
                 outgoing += self.build_dead_letter(message, Refusal("poison", why), entry.use_id)
         return outgoing
 
-    def report_evictions(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
+    def build_eviction_report(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
         """Return a BatchTrained with evictions and without a version, and the evictions' outcomes."""
         record = replace(self._build_record(), evictions=tuple(_build_eviction(e) for e in evictions))
         return [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]

@@ -27,7 +27,13 @@ from headrace.trainers.learner.checkpoint import CHECKPOINT_FILE, CheckpointErro
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
-from headrace.trainers.learner.model import build_model, character_tokenizer, load_model, pin_threads, save_model_files
+from headrace.trainers.learner.model import (
+    build_model,
+    character_tokenizer,
+    encode_model_files,
+    load_model,
+    pin_threads,
+)
 from headrace.trainers.learner.warm_start import (
     PromptAndCompletion,
     WarmStartSettings,
@@ -111,7 +117,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     seed = run.recipe.seed
     adapter = Adapter(model, settings.lora, seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
-    files = upload_files(run, {**save_model_files(model, tokenizer), **base}, stop)
+    files = upload_files(run, {**encode_model_files(model, tokenizer), **base}, stop)
     learner = build_learner(model, run.recipe.trainer_of(policy), seed, adapter)
     kept = Path(settings.path) / CHECKPOINT_FILE
     if settings.path and kept.exists():

@@ -172,7 +172,7 @@ class Trainer:
             case CommitVersion(evictions):
                 return self._commit_version(self._pipeline.take_version(), evictions)
             case ReportEvictions(evictions):
-                return self._messages.report_evictions(evictions)
+                return self._messages.build_eviction_report(evictions)
             case PoisonBatch(version, batch):
                 log.error("batch.poison", policy=self.policy_variant, version=version, groups=len(batch))
                 return self._messages.build_poison_dead_letters(batch, version)
@@ -201,7 +201,7 @@ class Trainer:
 
     def _end_store_check(self) -> list[Outgoing]:
         """Return the event of whole weights, if a store check has uploaded them."""
-        self._announced = self._pipeline.take_whole()
+        self._announced = self._pipeline.take_store_check()
         return [] if self._announced is None else [self._announcer.build_message(self._announced)]
 
     def _note_step(self, step: NoteStep) -> list[Outgoing]:

@@ -93,8 +93,8 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     Example: [bold]headrace lineage --version 3 --data .headrace/arithmetic[/]
     """
     from headrace.app.views.lineage_page import group_page, version_page
-    from headrace.ops.lineage.group_fate import report_group
-    from headrace.ops.lineage.lineage import report_version
+    from headrace.ops.lineage.group_fate import look_up_group
+    from headrace.ops.lineage.lineage import look_up_version
     from headrace.ops.opened_run import open_run
 
     log_quietly()
@@ -105,9 +105,9 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     with open_run(run, data, store=True) as opened:
         policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if version is not None:
-            print_answer(report_version(opened.run, policy_variant, version), version_page, as_json=as_json)
+            print_answer(look_up_version(opened.run, policy_variant, version), version_page, as_json=as_json)
         elif group is not None:
-            print_answer(report_group(opened.run, policy_variant, group), group_page, as_json=as_json)
+            print_answer(look_up_group(opened.run, policy_variant, group), group_page, as_json=as_json)
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
@@ -137,7 +137,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic[/]
     """
     from headrace.app.views.inspection_page import step_page, trajectory_page
-    from headrace.ops.lineage.inspection import report_step
+    from headrace.ops.lineage.inspection import look_up_step
     from headrace.ops.lineage.inspection import trajectory as open_trajectory
     from headrace.ops.opened_run import open_run
 
@@ -153,7 +153,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     with open_run(run, data, store=True) as opened:
         policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if step is not None:
-            found = report_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
+            found = look_up_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
             print_answer(found, step_page, as_json=as_json)
         elif trajectory is not None:
             tokens = 400 if limit is None else limit

@@ -155,7 +155,7 @@ def check_engine(
 
     log_quietly()
     loaded = load_recipe(recipe, sets or ())
-    from headrace.app.views.engine_check_page import check_line
+    from headrace.app.views.engine_check_page import format_check
     from headrace.ops.engine_check.engine_check import EngineCheckRequest
     from headrace.ops.engine_check.engine_check import check_engine as check
 
@@ -163,7 +163,7 @@ def check_engine(
     for one in check(EngineCheckRequest(loaded, policy, tolerance)):
         found.append(one)
         if not as_json:
-            console.print(check_line(one), highlight=False, soft_wrap=True)
+            console.print(format_check(one), highlight=False, soft_wrap=True)
     if as_json:
         print_json(found)
     if any(one.verdict == "broken" for one in found):

@@ -117,11 +117,11 @@ def doctor(
         from headrace.infra.embedded.data_folder import data_folder_of
         from headrace.infra.recipe.recipe_file import load_recipe
         from headrace.ops.cluster_checks import examine_servers
-        from headrace.ops.recipe_check import ask_of_run, run_checks
+        from headrace.ops.recipe_check import build_check_input, run_checks
 
         log_quietly()
         loaded = load_recipe(recipe, sets or ())
-        checks = run_checks(ask_of_run(loaded, data_folder_of(loaded.name, data)))
+        checks = run_checks(build_check_input(loaded, data_folder_of(loaded.name, data)))
         findings = chain(checks, examine_servers(loaded))
     elif run is not None:
         from headrace.ops.cluster_checks import examine_run

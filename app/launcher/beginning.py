@@ -27,7 +27,7 @@ from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.utc import format_utc
 from headrace.ops.cluster_checks import Wanted, find_needs, refuse_unfit
-from headrace.ops.figures.weights_figures import is_there
+from headrace.ops.figures.weights_figures import is_alive
 from headrace.ops.lineage.lineage import read_records
 from headrace.ops.recipe_check import check_names
 from headrace.schemas import codec
@@ -138,7 +138,7 @@ def refuse_run_of_another(
         return
     statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
     newest = {status.worker: status for status in statuses}
-    alive = [status for status in newest.values() if is_there(status, now_ms())]
+    alive = [status for status in newest.values() if is_alive(status, now_ms())]
     started_here = {child.name for child in list_components(recipe, "", Path())}
     if not starts_parts:
         started_here -= {f"train-{policy_variant}" for policy_variant in recipe.policy_variants}

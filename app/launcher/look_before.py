@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.faults import collect_faults, list_doubts, refuse
-from headrace.ops.recipe_check import ask_of_run, examine, list_environments
+from headrace.ops.recipe_check import build_check_input, examine, list_environments
 from headrace.ops.summary_file import check_summary_path
 from headrace.schemas.records import UsedEnvironment
 
@@ -25,7 +25,7 @@ class Looked:
 
 def check_before_start(recipe: Recipe, folder: DataFolder, summary: Path | None) -> Looked:
     """Check all that a run in a data folder needs. Raises RecipeUnfit with all that is wrong."""
-    asked = ask_of_run(recipe, folder)
+    asked = build_check_input(recipe, folder)
     faults = examine(asked)
     with collect_faults(faults):
         check_summary_path(summary)

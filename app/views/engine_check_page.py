@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the check needs torch, and its page does not
 STYLES = {"kept": "green", "broken": "bold red", "skipped": "yellow"}
 
 
-def check_line(checked: Checked) -> Text:
+def format_check(checked: Checked) -> Text:
     """Return the line of one promise."""
     return Text.assemble(
         (f"{checked.verdict:<8}", STYLES[checked.verdict]),

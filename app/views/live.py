@@ -27,7 +27,7 @@ from headrace.ops.figures.figures import Figures, measure_lags
 from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
-from headrace.ops.figures.weights_figures import is_there
+from headrace.ops.figures.weights_figures import is_alive
 from headrace.schemas.episode_errors import kind_of
 from headrace.schemas.ids import now_ms
 
@@ -178,7 +178,7 @@ class LivePage:
     def has_starting_worker(self) -> bool:
         """Whether a worker is starting and plays no episode yet."""
         now = now_ms()
-        return any(one.state == "starting" and is_there(one, now) for one in self._figures.workers)
+        return any(one.state == "starting" and is_alive(one, now) for one in self._figures.workers)
 
     @property
     def progress(self) -> object:

@@ -19,7 +19,7 @@ from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
 from headrace.ops.figures.run_figures import RunFigures
-from headrace.ops.figures.weights_figures import is_there
+from headrace.ops.figures.weights_figures import is_alive
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import EvalResult
 from headrace.trainers.health import findings
@@ -159,7 +159,7 @@ def _describe_wait(moment: Moment, policy: str) -> str:
         if worker.worker == f"train-{policy}" and moment.now_ms - worker.updated_ms < SILENT_MS:
             return f"({worker.state}: {worker.detail})"
     if moment.pulse.policies[policy].newest_published >= 0:
-        here = (worker for worker in moment.figures.workers if is_there(worker, moment.now_ms) and worker.detail)
+        here = (worker for worker in moment.figures.workers if is_alive(worker, moment.now_ms) and worker.detail)
         words = {"waiting": "waits", "rolling": "plays"}
         waits = [f"({one.worker} {words[one.state]}: {one.detail})" for one in here if one.state in words]
         return waits[0] if waits else "(first groups are played)"
@@ -229,7 +229,7 @@ def _describe_lag(moment: Moment) -> str:
 
 
 def _describe_workers(moment: Moment) -> str:
-    here = [worker for worker in moment.figures.workers if is_there(worker, moment.now_ms)]
+    here = [worker for worker in moment.figures.workers if is_alive(worker, moment.now_ms)]
     words = [
         f"{worker.worker} {worker.state}"
         + (f" ({worker.detail})" if worker.detail else f", {worker.groups_done:,} groups")

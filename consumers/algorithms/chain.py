@@ -11,7 +11,7 @@ from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, K
 from headrace.consumers.algorithms.degenerate import Flagging
 from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
-from headrace.consumers.algorithms.returned import WrongResult, check_replay, check_state, check_verdict
+from headrace.consumers.algorithms.returned import WrongResult, check_state, read_replay, read_verdict
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import read_error_text
@@ -123,7 +123,7 @@ class Chain:
             before, verdict = verdict.candidate, _find_verdict(name, results)
             replays = [result for result in results if isinstance(result, Replay)] if len(results) > 1 else []
             if type(algorithm) not in self._shipped:
-                verdict, replays = _check_own_results(name, verdict, replays, before)
+                verdict, replays = _read_own_results(name, verdict, replays, before)
             again += replays
         return (verdict, *again)
 
@@ -169,11 +169,11 @@ def _find_verdict(name: str, results: Sequence[Result]) -> Keep | Drop:
     return verdicts[0]
 
 
-def _check_own_results(
+def _read_own_results(
     name: str, verdict: Keep | Drop, replays: list[Replay], before: Candidate
 ) -> tuple[Keep | Drop, list[Replay]]:
     try:
-        return check_verdict(verdict, before), [check_replay(one) for one in replays]
+        return read_verdict(verdict, before), [read_replay(one) for one in replays]
     except WrongResult as wrong:
         raise AlgorithmFailed(f"algorithm {name} returned a result that cannot be used: {wrong}") from wrong
 

@@ -28,7 +28,7 @@ class WrongResult(ValueError):
     """An algorithm returned an invalid result; the message names what is expected and what was found."""
 
 
-def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
+def read_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
     """Return a verdict with valid types; `before` is the candidate that the algorithm got.
 
     Raises WrongResult.
@@ -47,7 +47,7 @@ def check_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
     return Keep(replace(verdict.candidate, **changes)) if changes else verdict
 
 
-def check_replay(replay: Replay) -> Replay:
+def read_replay(replay: Replay) -> Replay:
     """Return a replay with valid types. Raises WrongResult, which names the wrong field."""
     use = replay.use
     return Replay(

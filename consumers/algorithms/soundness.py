@@ -33,7 +33,7 @@ def is_group_sound(members: Several[Trajectory], head_version: int, vocabulary: 
     # Arrays of other types than a record's are left to the full check.
     try:
         ids, logprobs = _WRITABLE.join(map(_IDS, sequences)), _WRITABLE.join(map(_LOGPROBS, sequences))
-        tokens, rewards = _walk(sequences, logprobs, head_version)
+        tokens, rewards = _sum_tokens_and_rewards(sequences, logprobs, head_version)
     except (_Unclear, IndexError, TypeError):
         return False
     rewards += sum([member.reward for member in members])
@@ -47,7 +47,7 @@ class _Unclear(Exception):
 
 
 # A single function, because a call for each sequence would cost a tenth of the time.
-def _walk(  # noqa: C901, PLR0912
+def _sum_tokens_and_rewards(  # noqa: C901, PLR0912
     sequences: Several[Sequence], logprobs: bytearray, head_version: int
 ) -> tuple[int, float]:
     """Walk through the spans of all sequences together with their version runs and log-probabilities.

@@ -70,7 +70,7 @@ def count_answers(group: TrajectoryGroup) -> Answers:
     )
 
 
-def cut_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
+def clamp_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
     """Return a group with rewards clamped to 0..1, as older builds counted them."""
     cut = (replace(one, reward=min(max(0.0, one.reward), 1.0)) for one in group.trajectories)
     return replace(group, trajectories=tuple(cut))
@@ -196,7 +196,7 @@ class EvaluationFold:
         one = self._open.setdefault(key, _Open(group.revision, asked, {}))
         if group.revision < one.revision:
             one.revision, one.problems = group.revision, asked
-        answers = count_answers(cut_rewards(group) if key in self._cut else group)
+        answers = count_answers(clamp_rewards(group) if key in self._cut else group)
         one.add(group.number, answers, group_errors(group.failures))
         return self._conclude(key)
 

@@ -70,14 +70,14 @@ class Evaluator:
         except MessageRefused as refused:
             stamp = read_lost_stamp(message.headers, self.run.run_id) if refused.reason != "other_run" else None
             if stamp is not None:
-                self._follow(stamp.revision)
+                self._check_for_newer_recipe(stamp.revision)
             lost = build_group_without_answers(stamp, policy, self.run.revisions) if stamp is not None else None
             concluded = self.fold.fold_group(lost) if lost is not None else None
             return [self._build_dead_letter(message, refused), *self._build_messages(concluded)]
-        self._follow(group.revision)
+        self._check_for_newer_recipe(group.revision)
         return self._build_messages(self.fold.fold_group(group))
 
-    def _follow(self, revision: int) -> None:
+    def _check_for_newer_recipe(self, revision: int) -> None:
         """Raise MustRestart if the run has a later recipe than this evaluator, and the group may be of that one.
 
         The later recipe may ask another number of problems. Raises KafkaAway.

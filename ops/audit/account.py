@@ -174,7 +174,7 @@ class RunAccount:
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         chain.fold_positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
-            chain.release_all()
+            chain.mark_all_released()
 
     def count_outcome(self, variant: str, outcome: object, fields: Fields) -> None:
         """Count an outcome; outcomes of evaluations are skipped."""
@@ -184,7 +184,7 @@ class RunAccount:
             return
         self.revisions.see(self._outcomes[variant], stream, number, revision)
         if level == "trajectory":
-            numbers.discard_trajectory()
+            numbers.count_discarded_trajectory()
         elif verdict == "kept":
             numbers.mark_kept(stream, number, use)
         else:
@@ -198,8 +198,8 @@ class RunAccount:
         bits = REACHED if position is None or record_id[2] < position else 0
         for shadow in self.beside[policy][1:]:
             is_due = record_id[2] < self.known.answered.get(shadow, {}).get(record_id[:2], 0)
-            self.numbers[shadow].note_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
-        return self.numbers[policy].note_produced(
+            self.numbers[shadow].mark_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
+        return self.numbers[policy].mark_produced(
             stream, number, bits if position is None else bits and bits | ANSWER_DUE
         )
 
@@ -244,7 +244,7 @@ class RunAccount:
             return known
         return [variant for policy in known for variant in self.beside[policy]]
 
-    def take_issued(self, snapshot: Snapshot) -> None:
+    def fold_issued(self, snapshot: Snapshot) -> None:
         """Take the issued numbers from the feeder's snapshot. Raises NO_SNAPSHOT for an unreadable one."""
         state = json.loads(snapshot.body)
         issued = read_issued(state)

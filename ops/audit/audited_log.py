@@ -66,7 +66,7 @@ class AuditedLog:
         """Yield the partitions that lost their first records, of topics that are kept for ever."""
         return find_shortened(self._run.connection, topics)
 
-    def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
+    def fetch_committed(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         """Return the committed offsets of consumer groups."""
         return commits.fetch_committed(self._run, groups)
 

@@ -26,7 +26,7 @@ class Group:
     is_shadow: bool = False
 
 
-def training_groups(run: Run) -> list[Group]:
+def list_training_consumer_groups(run: Run) -> list[Group]:
     """Return the consumer groups of a run that read training topics."""
     topics = run.topics
     workers = [Group(topics.rollout_group(w), topics.tasks(w)) for w in run.recipe.workflows]
@@ -37,7 +37,7 @@ def training_groups(run: Run) -> list[Group]:
     return workers + curators
 
 
-def evaluation_groups(run: Run) -> list[Group]:
+def list_evaluation_consumer_groups(run: Run) -> list[Group]:
     """Return the consumer groups of a run that read evaluations."""
     return [
         Group(run.topics.rollout_group(workflow), run.topics.tasks(eval_stream(workflow)))

@@ -26,7 +26,7 @@ class UnfitValue(Exception):
     """A value does not fit its headers or its schema."""
 
 
-def check_trajectories(message: Message, store: ObjectStore | None) -> TrajectoryGroup:
+def read_checked_group(message: Message, store: ObjectStore | None) -> TrajectoryGroup:
     """Return the group that a message holds, or that its claim check names; without a store, as it is in the message.
 
     Raises UnfitValue, and what an unreachable store raises.
@@ -40,7 +40,7 @@ def check_trajectories(message: Message, store: ObjectStore | None) -> Trajector
     return group
 
 
-def check_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedGroup, TrajectoryGroup]:
+def read_checked_curated(message: Message, store: ObjectStore | None) -> tuple[CuratedGroup, TrajectoryGroup]:
     """Return a curated record and the group inside; a replay holds no group, and gives an empty one.
 
     Raises UnfitValue, and what an unreachable store raises.
@@ -76,7 +76,7 @@ def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
         raise UnfitValue(f"the rewards of its kept trajectories {odd} are not finite")
 
 
-def check_task(message: Message) -> Task:
+def read_checked_task(message: Message) -> Task:
     """Return a task. Raises UnfitValue if its value, headers and key name different tasks."""
     stamp = _read_stamp(message)
     try:

@@ -18,11 +18,11 @@ from headrace.ops.audit.account import RecordId, RunAccount
 from headrace.ops.audit.deep import (
     UnfitValue,
     check_attachments,
-    check_curated,
-    check_task,
-    check_trajectories,
     facts_of_outcome,
     outcome_facts_of_group,
+    read_checked_curated,
+    read_checked_group,
+    read_checked_task,
 )
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.findings import Deep
@@ -61,7 +61,7 @@ class DeepLook:
         self._rejected = Counter[tuple[str, str, int]]()
         """(variant, stream, number) to the number of single trajectories that outcomes reject."""
 
-    def look_at_group(self, message: Message, *, is_new: bool) -> None:
+    def check_group(self, message: Message, *, is_new: bool) -> None:
         """Check a record of trajectories or curated groups; a record with a fault needs a dead letter.
 
         Args:
@@ -81,11 +81,11 @@ class DeepLook:
             return
         with self._measure(message):
             if variant is None:
-                group = check_trajectories(message, self._run.store if self.objects else None)
+                group = read_checked_group(message, self._run.store if self.objects else None)
                 self._match_facts(group)
                 self._match_task(group)
             else:
-                curated, group = check_curated(message, self._run.store if self.objects else None)
+                curated, group = read_checked_curated(message, self._run.store if self.objects else None)
                 self._account.numbers[variant].check_position(
                     curated.stream, curated.number, curated.use, (message.partition, message.offset)
                 )
@@ -96,13 +96,13 @@ class DeepLook:
             if self.objects:
                 check_attachments(group, self.objects)
 
-    def look_at_record(self, message: Message) -> None:
+    def check_record(self, message: Message) -> None:
         """Check a task, an outcome or a dead letter."""
         kind = message.topic.split(".")[1]
         try:
             if kind == "tasks":
                 with self._measure(message, groups=0):
-                    self._match_task(check_task(message))
+                    self._match_task(read_checked_task(message))
             elif kind == "outcomes":
                 self._look_at_outcome(message, codec.decode(message.value, Outcome))
             elif kind == "dead-letters":
@@ -133,12 +133,12 @@ class DeepLook:
         for (topic, partition, offset), (dead_letter, _) in self._dead.items():
             yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, but there is no record there"
 
-    def look_at_answer(self, message: Message) -> None:
+    def check_answer(self, message: Message) -> None:
         """Check an answer of an evaluation, as the evaluator read it. Raises StoreAway."""
         unanswered = self._evaluations.find_unanswered(message, self._run.run_id)
         with self._measure(message):
             store = self._run.store if self.objects else None
-            self._evaluations.look_at_value(unanswered or check_trajectories(message, store))
+            self._evaluations.fold_value(unanswered or read_checked_group(message, store))
 
     @contextmanager
     def _measure(self, message: Message, groups: int = 1) -> Iterator[None]:
@@ -166,7 +166,7 @@ class DeepLook:
         if not variant_of(policy_variant):
             numbers.check_deadline(*identity, curated.deadline_version)
         if not curated.use:
-            numbers.expect(curated.stream, curated.number, _compute_digest(curated.group))
+            numbers.expect_delivery(curated.stream, curated.number, _compute_digest(curated.group))
 
     def _check_rejected(self, variant: str, curated: CuratedGroup, group: TrajectoryGroup) -> None:
         """Compare the left-out trajectories of a curated record with the outcomes of single trajectories."""

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.consumers.evaluate.evaluation import (
     EvaluationFold,
     build_group_without_answers,
-    cut_rewards,
+    clamp_rewards,
     read_lost_stamp,
     workflow_of,
 )
@@ -89,7 +89,7 @@ class Evaluations:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def take_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> None:
+    def fold_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> None:
         """Take in a task; `passed` are the next offsets of the workers, from before the tasks were read."""
         stamp, partition_id = _read_stamp(message, run_id), (message.topic, message.partition)
         if stamp is None:
@@ -129,7 +129,7 @@ class Evaluations:
         elif result.run_id == run_id:
             self._results[key] = result
 
-    def take_snapshots(self, feeder: FeederSnapshot, evaluator: Message | None) -> None:
+    def fold_snapshots(self, feeder: FeederSnapshot, evaluator: Message | None) -> None:
         """Take in the newest snapshots; the fold reports a feeder's snapshot that cannot be read."""
         with suppress(*NO_SNAPSHOT):
             if (snapshot := feeder.decode()) is not None:
@@ -138,7 +138,7 @@ class Evaluations:
             if evaluator is not None:
                 self._read = dict(codec.decode(evaluator.value, Snapshot).positions)
 
-    def look_at_value(self, group: TrajectoryGroup) -> None:
+    def fold_value(self, group: TrajectoryGroup) -> None:
         """Take in the value of the answer that was just taken in; the answers of a partition come in order."""
         if not self._size or not is_eval(group.stream):
             return
@@ -148,7 +148,7 @@ class Evaluations:
             return
         low, high = self._spans.get(key, (group.number, group.number))
         self._spans[key] = min(low, group.number), max(high, group.number)
-        result, cut = self._fold.fold_group(group), self._fold_cut.fold_group(cut_rewards(group))
+        result, cut = self._fold.fold_group(group), self._fold_cut.fold_group(clamp_rewards(group))
         if result is not None and cut is not None:  # both or neither
             ends = {name_partition(partition_id): end for partition_id, end in self._ends.items()}
             key = (result.workflow, result.policy, result.version)

@@ -241,7 +241,7 @@ class AuditFold:
         try:
             snapshot = self.feeder.decode()
             if snapshot is not None and snapshot.run_id == self.run_id:
-                self.account.take_issued(snapshot)
+                self.account.fold_issued(snapshot)
         except NO_SNAPSHOT as error:
             why = describe_unusable(error)
             self.account.found.add_sentence(f"the feeder's snapshot {name_offset(message)} cannot be read: {why}")

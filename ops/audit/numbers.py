@@ -108,7 +108,7 @@ class PolicyNumbers:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def note_produced(self, stream: str, number: int, bits: int = REACHED) -> bool:
+    def mark_produced(self, stream: str, number: int, bits: int = REACHED) -> bool:
         """Take in a delivery; return False if it is not the first of its number.
 
         Args:
@@ -139,7 +139,7 @@ class PolicyNumbers:
         if bits:
             self.pages.mark(stream, number, use, bits)
 
-    def expect(self, stream: str, number: int, digest: int) -> None:
+    def expect_delivery(self, stream: str, number: int, digest: int) -> None:
         """Note the digest of the group in a curated record: one of its deliveries must have the same."""
         self.pages.set_digest(stream, number, digest)
         self.pages.mark(stream, number, 0, UNMATCHED)
@@ -216,7 +216,7 @@ class PolicyNumbers:
                 self._reasons.append(conclusion)
         return code
 
-    def discard_trajectory(self) -> None:
+    def count_discarded_trajectory(self) -> None:
         """Record that one trajectory of a kept group is not trained on."""
         self._trajectories += 1
 

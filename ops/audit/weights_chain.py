@@ -168,7 +168,7 @@ class WeightsChain:
         if version >= 0:
             self._ages.append(dict(self._positions))
 
-    def release_all(self) -> None:
+    def mark_all_released(self) -> None:
         """Record that the trainer has reported what happened to all groups that it held, because the run is over."""
         self._let_go = dict(self._positions)
 

@@ -133,8 +133,11 @@ class WholeAudit:
         """Read all topics about groups; return the positions of their readers from before."""
         if not self.request.rests and self.run.topics.state in there:
             begin(self.log, self.fold, self.run.topics.state)
-        asked = self.log.ask(
-            [*self._list_groups(there), *(g for g in commits.evaluation_groups(self.run) if g.topic in there)]
+        asked = self.log.fetch_committed(
+            [
+                *self._list_groups(there),
+                *(g for g in commits.list_evaluation_consumer_groups(self.run) if g.topic in there),
+            ]
         )
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = self._find_reader_positions(asked, there)
@@ -183,7 +186,7 @@ class WholeAudit:
     def _fold_messages(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.fold.fold_message(message)
-            self._run_deep_check(lambda deep, message=message: deep.look_at_record(message))  # type: ignore[misc]
+            self._run_deep_check(lambda deep, message=message: deep.check_record(message))  # type: ignore[misc]
 
     def _fold_and_note_ends(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -194,7 +197,7 @@ class WholeAudit:
         is_new = self.fold.fold_message(message)
         is_group = message.topic in self.fold.groups
         self._run_deep_check(
-            lambda deep: deep.look_at_group(message, is_new=is_new) if is_group else deep.look_at_record(message)
+            lambda deep: deep.check_group(message, is_new=is_new) if is_group else deep.check_record(message)
         )
 
     def _fold_curated(self, messages: Iterable[Message]) -> None:
@@ -260,11 +263,13 @@ class WholeAudit:
         return positions
 
     def _check_commits(self, there: set[str]) -> None:
-        for what in commits.problems(self.log.ask(self._list_groups(there)), self.fold.snapshots, self.run.run_id):
+        for what in commits.problems(
+            self.log.fetch_committed(self._list_groups(there)), self.fold.snapshots, self.run.run_id
+        ):
             self.other.add_sentence(what)
 
     def _list_groups(self, there: set[str]) -> list[commits.Group]:
-        return [group for group in commits.training_groups(self.run) if group.topic in there]
+        return [group for group in commits.list_training_consumer_groups(self.run) if group.topic in there]
 
     # ----------------------------------------------------------------------------------------------------- evaluations
 
@@ -277,16 +282,16 @@ class WholeAudit:
                 self.fold.account.unread.record(message.topic, message.partition, message.offset, str(error))
                 continue
             if counts:
-                self._run_deep_check(lambda deep, message=message: deep.look_at_answer(message))  # type: ignore[misc]
+                self._run_deep_check(lambda deep, message=message: deep.check_answer(message))  # type: ignore[misc]
         passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
         for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
-            self.evaluations.take_task(message, self.run.run_id, passed)
+            self.evaluations.fold_task(message, self.run.run_id, passed)
 
     def _end_evaluations(self, parts: Parts, there: set[str], scope: Scope) -> None:
         """Read results. The evaluator's state was read before, so all results that it counts must be there."""
         for message in self.log.read(_select_existing(parts.evals, there), "results"):
             self.evaluations.fold_result(message, self.run.run_id)
-        self.evaluations.take_snapshots(self.fold.feeder, self.fold.snapshots.get(EVALUATOR_KEY))
+        self.evaluations.fold_snapshots(self.fold.feeder, self.fold.snapshots.get(EVALUATOR_KEY))
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
 
 

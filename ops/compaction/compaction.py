@@ -36,20 +36,20 @@ class Compaction:
         if is_whole(event):
             self._anchor, self._deltas, self._merged, self.left_out = event, [], None, ""
         elif self._anchor is not None and event.kind == DELTA:
-            self._follow(event, (self._deltas or [self._anchor])[-1])
+            self._add_delta(event, (self._deltas or [self._anchor])[-1])
         elif self._anchor is not None and event.kind == MERGED:
-            self._cover(event, self._anchor)
+            self._set_merged(event, self._anchor)
 
-    def _follow(self, event: WeightsPublished, last: WeightsPublished) -> None:
+    def _add_delta(self, event: WeightsPublished, last: WeightsPublished) -> None:
         if event.version <= last.version:
             return
         if event.weights is None or (event.base_hash, event.epoch) != (last.weights_hash, last.epoch):
             what = "has no object" if event.weights is None else f"is not based on version {last.version}"
-            self.leave_out(f"the delta of version {event.version} {what}")
+            self.stop_until_anchor(f"the delta of version {event.version} {what}")
             return
         self._deltas.append(event)
 
-    def _cover(self, event: WeightsPublished, anchor: WeightsPublished) -> None:
+    def _set_merged(self, event: WeightsPublished, anchor: WeightsPublished) -> None:
         reached = {delta.version: delta.weights_hash for delta in self._deltas}
         if (
             (event.base_hash, event.epoch) == (anchor.weights_hash, anchor.epoch)
@@ -68,7 +68,7 @@ class Compaction:
             return ()
         return (self._merged, *rest) if self._merged else rest
 
-    def explain_nothing(self) -> str:
+    def explain_no_merge(self) -> str:
         """Return why nothing is to be merged now."""
         if self.left_out:
             return f"merging waits for the next anchor (whole weights): {self.left_out}"
@@ -80,14 +80,14 @@ class Compaction:
         which = "the last merged delta" if self._merged else "the last anchor"
         return f"{what} version {since.version}, {which}; up to {self._every} may stay unmerged (--every)"
 
-    def refuse(self, event: WeightsPublished, why: str) -> None:
+    def mark_bad(self, event: WeightsPublished, why: str) -> None:
         """Record that an object of `deltas_to_merge` is bad. A bad merged delta can be replaced by its parts."""
         if event.kind == MERGED and event.weights is not None:
             self._merged = None
             self._refused.add(event.weights)
         else:
-            self.leave_out(why)
+            self.stop_until_anchor(why)
 
-    def leave_out(self, why: str) -> None:
+    def stop_until_anchor(self, why: str) -> None:
         """Merge nothing before the next anchor."""
         self._anchor, self._deltas, self._merged, self.left_out = None, [], None, why

@@ -69,7 +69,7 @@ class Compactor:
         for message in self._reader.catch_up():
             self._fold_event(message)
 
-    def follow(self, timeout_s: float) -> None:
+    def read_new_events(self, timeout_s: float) -> None:
         """Read new events, waiting at most that long for one."""
         found = self._reader.poll(256, timeout_s)
         while found:
@@ -102,9 +102,9 @@ class Compactor:
                     announced.append(event)
         return announced
 
-    def explain_nothing(self) -> dict[str, str]:
+    def explain_no_merge(self) -> dict[str, str]:
         """Return policy to why nothing is to be merged."""
-        return {policy: self._chains[topic].explain_nothing() for topic, policy in self._policies.items()}
+        return {policy: self._chains[topic].explain_no_merge() for topic, policy in self._policies.items()}
 
     def _merge_and_upload(self, chain: Compaction, parts: tuple[WeightsPublished, ...]) -> WeightsPublished | None:
         """Return the event of a merged delta that is in the store; None when one of its parts is bad."""
@@ -114,14 +114,14 @@ class Compactor:
                 deltas.append(self._fetch(part))
             except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
                 log.warning("delta.refused", policy=part.policy, what=name_of(part), why=str(error))
-                chain.refuse(part, f"{name_of(part)}: {error}")
+                chain.mark_bad(part, f"{name_of(part)}: {error}")
                 return None
         fetched = time.monotonic()
         try:
             data = merge_deltas(deltas)
         except WeightsError as error:
             log.warning("deltas.left_out", policy=parts[-1].policy, until="the next anchor", why=str(error))
-            chain.leave_out(str(error))
+            chain.stop_until_anchor(str(error))
             return None
         encoded = time.monotonic()
         reach("compact.before_upload")
@@ -205,8 +205,8 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
             announced = compactor.merge_due()
             if once:
                 stop.set()
-                return describe_merges(announced, compactor.explain_nothing())
-            compactor.follow(COMPACTOR_TURN_S)
+                return describe_merges(announced, compactor.explain_no_merge())
+            compactor.read_new_events(COMPACTOR_TURN_S)
     return []
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from headrace.ops.figures.run_figures import Advice, RewardPoint
 from headrace.ops.figures.standstill import ADVICE_BY_REASON, OTHER_ADVICE
-from headrace.ops.first_word import is_first_word_of_training
+from headrace.ops.first_decision import is_first_training_decision
 from headrace.schemas.records import EvalResult, Outcome
 
 ADVICE_GROUPS = 64
@@ -68,7 +68,7 @@ class AdviceFold:
 
     def fold_outcome(self, outcome: Outcome, at_ms: int) -> None:
         """Take in an outcome of that time, in any order; only a curator's outcome of a group's first use counts."""
-        if not is_first_word_of_training(outcome):
+        if not is_first_training_decision(outcome):
             return
         discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
         seen = _Seen(at_ms, outcome.rewards, outcome.lengths, discarded, outcome.stream)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headrace.ops.first_word import is_first_word_of_training
+from headrace.ops.first_decision import is_first_training_decision
 from headrace.schemas.episode_errors import RAISED, kind_of
 from headrace.schemas.records import EpisodeError, Outcome
 
@@ -56,11 +56,11 @@ class FailingFold:
 
     def fold_outcome(self, variant: str, outcome: Outcome, at_ms: int) -> None:
         """Take in a curator's outcome of that time, in any order."""
-        if not is_first_word_of_training(outcome):
+        if not is_first_training_decision(outcome):
             return
         key = variant, outcome.stream
         if outcome.rewards:
-            self._succeed(key, at_ms)
+            self._record_success(key, at_ms)
         elif at_ms > self._succeeded_ms.get(key, 0):
             raised = [error for error in outcome.errors if error.reason in RAISED]
             self._tasks[key][at_ms // 1000] += bool(raised)
@@ -68,7 +68,7 @@ class FailingFold:
                 self._failed[key][at_ms // 1000][kind_of(error)] += error.episodes
                 self._errors[key].setdefault(kind_of(error), error)
 
-    def _succeed(self, key: _Key, at_ms: int) -> None:
+    def _record_success(self, key: _Key, at_ms: int) -> None:
         self._succeeded_ms[key] = max(at_ms, self._succeeded_ms[key])
         if not (failed := self._failed[key]):
             return

@@ -34,8 +34,8 @@ from headrace.ops.figures.standstill import (
 )
 from headrace.ops.figures.trouble import Trouble
 from headrace.ops.figures.version_figures import VersionsFold
-from headrace.ops.figures.weights_figures import WeightsFold, is_fresh, is_there
-from headrace.ops.first_word import is_first_word
+from headrace.ops.figures.weights_figures import WeightsFold, is_alive, is_fresh
+from headrace.ops.first_decision import is_first_decision
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.ids import now_ms
@@ -170,7 +170,7 @@ class Figures:
     def _fold_event(self, event: WeightsPublished) -> None:
         if not is_version(event):
             return
-        self._versions.see(policy_variant_of(event.policy, event.variant), event.version)
+        self._versions.fold_version(policy_variant_of(event.policy, event.variant), event.version)
         if event.variant:
             return
         self._weights.fold_event(event)
@@ -185,8 +185,8 @@ class Figures:
 
     def _fold_reward(self, outcome: Outcome) -> None:
         if outcome.component == "train":
-            self._rewards.fold_left_window(outcome)
-        if not is_first_word(outcome):
+            self._rewards.fold_untrained(outcome)
+        if not is_first_decision(outcome):
             return
         self._revisions.fold_outcome(outcome)
         self._rewards.fold_outcome(outcome)
@@ -243,7 +243,7 @@ class Figures:
                 return
             sources = json.loads(snapshot.body).get("sources", {})
             selection = {stream: read_selection(source) for stream, source in sources.items()}
-            self._audit.account.take_issued(snapshot)
+            self._audit.account.fold_issued(snapshot)
             self._selection = selection
 
     def standstill(
@@ -294,7 +294,7 @@ class Figures:
         )
 
     def _find_state(self, now_ms: int) -> RunState:
-        here = [worker for worker in self._workers.values() if is_there(worker, now_ms)]
+        here = [worker for worker in self._workers.values() if is_alive(worker, now_ms)]
         starting = not self._workers and is_fresh(self._newest_ms, now_ms)
         if self._ended:
             account = self._audit.account

@@ -11,7 +11,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.paths import is_version
-from headrace.ops.first_word import is_first_word
+from headrace.ops.first_decision import is_first_decision
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import BatchTrained, DeadLetter, Outcome, WeightsPublished
@@ -90,8 +90,8 @@ class Pulse:
 
     def _fold_record(self, record: object, at_ms: int) -> None:
         if isinstance(record, Outcome):
-            if is_first_word(record):
-                self._arrive(Arrival(at_ms, len(record.rewards), sum(record.lengths)))
+            if is_first_decision(record):
+                self._count_arrival(Arrival(at_ms, len(record.rewards), sum(record.lengths)))
         elif isinstance(record, BatchTrained):
             if record.version >= 0 and record.policy:
                 self.policies[record.policy].recent.append(record.metrics)
@@ -102,7 +102,7 @@ class Pulse:
         elif isinstance(record, DeadLetter) and record.reason != REDRIVEN:
             self.dead_letters += 1
 
-    def _arrive(self, group: Arrival) -> None:
+    def _count_arrival(self, group: Arrival) -> None:
         self._recent.append(group)
         self._total = Arrival(0, self._total.samples + group.samples, self._total.tokens + group.tokens)
         self._first_ms = group.at_ms if self._first_ms is None else min(self._first_ms, group.at_ms)

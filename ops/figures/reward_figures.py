@@ -29,7 +29,7 @@ class RewardsFold:
         self.late_tokens = 0
         """Tokens of groups that left the trainer's window because they were too old or the window was full."""
 
-    def fold_left_window(self, outcome: Outcome) -> None:
+    def fold_untrained(self, outcome: Outcome) -> None:
         """Take in a trainer's outcome of an untrained group; an evicted replay wastes no tokens."""
         if outcome.verdict in LATE and not outcome.use:
             self.late_tokens += sum(outcome.lengths)

@@ -18,7 +18,7 @@ from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
-from headrace.ops.figures.weights_figures import is_there
+from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import policy_of, variant_of
@@ -169,7 +169,7 @@ class _Stand:
     def _list_workers(self, *, here: bool) -> list[WorkerStatus]:
         """Return the workers that play for the policy; with `here`, only those that are alive."""
         streams = self.seen.recipe.workflows_of(policy_of(self.policy_variant))
-        return [w for w in self.seen.workers if w.workflow in streams and (not here or is_there(w, self.now_ms))]
+        return [w for w in self.seen.workers if w.workflow in streams and (not here or is_alive(w, self.now_ms))]
 
     def _find_trainer_reports(self) -> list[int]:
         """Return the times at which the trainer reported long work, after a 0 so that the list is not empty."""

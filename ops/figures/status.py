@@ -9,7 +9,7 @@ from headrace.infra.run.run import Run
 from headrace.ops.figures.figures import Figures, figures
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
-from headrace.ops.figures.weights_figures import is_there
+from headrace.ops.figures.weights_figures import is_alive
 from headrace.ops.plain_json import plain
 from headrace.schemas.ids import now_ms
 
@@ -51,8 +51,8 @@ def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
         found = replace(found, standstill=_find_standstill(run, fold, found, Surroundings(began_ms), now))
     elif found.state == "running":
         found = replace(found, state="stopped")
-    gone = [(rests or not is_there(worker, now)) and worker.state != "stopped" for worker in found.workers]
-    at_work = not rests and any(is_there(worker, now) for worker in found.workers)
+    gone = [(rests or not is_alive(worker, now)) and worker.state != "stopped" for worker in found.workers]
+    at_work = not rests and any(is_alive(worker, now) for worker in found.workers)
     wasted_is_all = found.is_drained and not at_work  # before that an evaluation may still run
     if wasted_is_all:
         found = replace(found, wasted_tokens=found.count_wasted_tokens())

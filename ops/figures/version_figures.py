@@ -17,13 +17,13 @@ class VersionsFold:
         """Time when each version was made; for version 0, when it was published."""
         self._gaps: defaultdict[str, dict[int, float]] = defaultdict(dict)
 
-    def see(self, variant: str, version: int) -> None:
+    def fold_version(self, variant: str, version: int) -> None:
         """Take in that a version exists."""
         self.newest[variant] = max(version, self.newest.get(variant, -1))
 
     def fold_batch(self, variant: str, batch: BatchTrained) -> None:
         """Take in the batch that made a version."""
-        self.see(variant, batch.version)
+        self.fold_version(variant, batch.version)
         if batch.version > 0:
             self.made_ms[variant][batch.version] = batch.created_ms
             if (gap := batch.metrics.get(OFF_POLICY_GAP)) is not None:

@@ -102,7 +102,7 @@ class WeightsFold:
 
     def _find_served_versions(self, policy: str, now_ms: int) -> list[int]:
         """Return the versions that live workers serve."""
-        there = (one for one in self._workers.values() if is_there(one, now_ms))
+        there = (one for one in self._workers.values() if is_alive(one, now_ms))
         return [one.versions[policy] for one in there if policy in one.versions]
 
     def figures(self, policy: str, now_ms: int) -> WeightsFigures:
@@ -128,7 +128,7 @@ class WeightsFold:
         )
 
 
-def is_there(worker: WorkerStatus, now_ms: int) -> bool:
+def is_alive(worker: WorkerStatus, now_ms: int) -> bool:
     """Return whether a worker runs, by its newest status. A status from the future means a clock that was set back."""
     return worker.state != "stopped" and is_fresh(worker.updated_ms, now_ms)
 

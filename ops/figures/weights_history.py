@@ -22,7 +22,7 @@ from headrace.infra.weights.paths import (
     link_of,
     size_of,
 )
-from headrace.ops.figures.weights_figures import is_there, median_of
+from headrace.ops.figures.weights_figures import is_alive, median_of
 from headrace.ops.lineage.lineage import read_records
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
@@ -137,7 +137,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
 def versions_by_worker(statuses: Iterable[WorkerStatus], policy: str, now_ms: int) -> dict[str, int]:
     """Return live worker to the version that it serves; `now_ms` is wall time in ms since the epoch."""
     newest = {one.worker: one for one in statuses}
-    there = {name: one for name, one in sorted(newest.items()) if is_there(one, now_ms)}
+    there = {name: one for name, one in sorted(newest.items()) if is_alive(one, now_ms)}
     return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
 
 

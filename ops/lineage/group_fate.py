@@ -330,7 +330,7 @@ def _find_dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple
     )
 
 
-def report_group(run: Run, policy: str | None, group: str) -> GroupFate:
+def look_up_group(run: Run, policy: str | None, group: str) -> GroupFate:
     """Return what happened to a group that a user names: for one policy, or for all that its stream trains if None.
 
     Raises UsageError, also for a group that was never issued.

@@ -13,7 +13,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.topic_reader import name_offset, read_key
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.ops.lineage.lineage import find_trained_policies
-from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, describe_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import describe_error
@@ -78,7 +78,7 @@ def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
     groups = _add_advantages(run, policy, batch, indices)
     texts = token_texts(run, policy, history.files)
     seen = [
-        see_group(group, advantages, texts, index=index)
+        describe_group(group, advantages, texts, index=index)
         for index, (group, advantages) in zip(indices, groups, strict=True)
     ]
     return StepSeen(
@@ -151,7 +151,7 @@ def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
     if not chosen:
         raise UsageError(f"group {stream}:{number} has {_describe_members(group.trajectory_group)}, but no {name}")
     texts = token_texts(run, acted, history.files)
-    seen = see_group(group, found.advantages, texts, index=found.index, only=chosen[0])
+    seen = describe_group(group, found.advantages, texts, index=found.index, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
 
 
@@ -220,7 +220,7 @@ def _describe_members(group: TrajectoryGroup) -> str:
 # ----------------------------------------------------------------------------------------------------- the command line
 
 
-def report_step(run: Run, policy: str | None, version: int, group: str | None, limit: int) -> StepSeen:
+def look_up_step(run: Run, policy: str | None, version: int, group: str | None, limit: int) -> StepSeen:
     """Return the step that a user names. Raises UsageError and LineageBroken.
 
     Args:

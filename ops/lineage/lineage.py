@@ -108,7 +108,9 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
     published = find_newest_events(events)
     batch, event = batches.get(version), published.get(version, WeightsPublished())
     if batch is None and version not in published:
-        raise UsageError(f"policy {policy} of run {run.address.run} has {name_versions(version, batches, published)}")
+        raise UsageError(
+            f"policy {policy} of run {run.address.run} has {describe_missing_version(version, batches, published)}"
+        )
     batch = batch or BatchTrained(run_id=event.run_id, policy=policy, version=version, epoch=event.epoch)
     claim = event.weights
     return VersionLineage(
@@ -133,7 +135,7 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
     )
 
 
-def name_versions(version: int, *known: Iterable[int]) -> str:
+def describe_missing_version(version: int, *known: Iterable[int]) -> str:
     """Return the end of a sentence: that a version does not exist, and which versions do."""
     there = sorted({one for some in known for one in some})
     if not there:
@@ -267,7 +269,7 @@ def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> I
             yield message, record
 
 
-def report_version(run: Run, policy: str | None, version: int) -> VersionLineage:
+def look_up_version(run: Run, policy: str | None, version: int) -> VersionLineage:
     """Return the groups and facts of a version of a policy, by default the only one. Raises UsageError."""
     return version_lineage(run, run.resolve(policy), version)
 

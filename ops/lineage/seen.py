@@ -140,7 +140,7 @@ def compute_shown_advantages(batch: Sequence[DecodedGroup], settings: TrainerSet
     ]
 
 
-def see_group(
+def describe_group(
     found: DecodedGroup,
     advantages: AdvantagesBySequence,
     texts: TokenTexts,
@@ -192,13 +192,13 @@ def _see_trajectory(
         reward_parts=one.reward_parts,
         trained=any(advantage is not None for advantage in advantages),
         sequences=tuple(
-            see_sequence(sequence, advantage, texts, each=each)
+            describe_sequence(sequence, advantage, texts, each=each)
             for sequence, advantage in zip(one.sequences, advantages, strict=True)
         ),
     )
 
 
-def see_sequence(
+def describe_sequence(
     sequence: TokenSequence, advantages: TokenAdvantages | None, texts: TokenTexts, *, each: bool = False
 ) -> SequenceSeen:
     """Return a sequence in readable form; with `each`, every token of it. A malformed sequence gets no tokens."""

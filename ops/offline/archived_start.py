@@ -21,7 +21,7 @@ from headrace.trainers.learner.backends.group import build_learner
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
-from headrace.trainers.learner.model import load_model, save_model_files
+from headrace.trainers.learner.model import encode_model_files, load_model
 from headrace.trainers.start import build_first_model
 from headrace.trainers.versions.remake import load_learner_at
 
@@ -116,7 +116,7 @@ def start_from_model(recipe: Recipe, policy: str, trainer: TrainerSettings, fold
         origin = f"the model {settings.path}" if settings.path else f"a new model, seed {recipe.seed}"
     adapter = Adapter(model, settings.lora, recipe.seed) if settings.lora is not None else None
     base = adapter.files() if adapter is not None else {}
-    files = {**save_model_files(model, tokenizer), **{name: _join_parts(content) for name, content in base.items()}}
+    files = {**encode_model_files(model, tokenizer), **{name: _join_parts(content) for name, content in base.items()}}
     return Start(build_learner(model, trainer, recipe.seed, adapter), files, origin)
 
 

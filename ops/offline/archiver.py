@@ -224,13 +224,13 @@ def _agree_on_weights(writer: ArchiveWriter, *, with_weights: bool | None) -> No
         raise UsageError(
             f"the archive {writer.location} holds weights: leave out --without-weights, or give another --out"
         )
-    _note_skipped(writer)
+    _add_missing_objects(writer)
     writer.manifest.with_weights = True
     if writer.manifest.topics:
         writer.save()
 
 
-def _note_skipped(writer: ArchiveWriter) -> None:
+def _add_missing_objects(writer: ArchiveWriter) -> None:
     """Count as missing the objects that archived records name, and that the archive was begun without."""
     if not writer.manifest.topics:
         return

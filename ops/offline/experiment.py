@@ -30,7 +30,7 @@ from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.estimator import check_advantage
-from headrace.trainers.learner.backends.group import numerics_here
+from headrace.trainers.learner.backends.group import fingerprint_here
 from headrace.trainers.learner.chosen_loss import check_loss
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
@@ -104,7 +104,7 @@ def experiment(
     _write_end(target)
     made = {batch.version: batch for batch in read_history(target, name).batches}
     pairs = [(batch, made[batch.version].weights_hash) for batch in batches]
-    here = numerics_here(target.recipe.trainer_of(name))
+    here = fingerprint_here(target.recipe.trainer_of(name))
     changed = find_differences(run.recipe, target.recipe)
     return Experiment(
         run=run.address.run,

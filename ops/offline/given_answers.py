@@ -114,7 +114,7 @@ def _encode(text: str, policy: str, tokenizer: TextCodec) -> list[int]:
         raise UsageError(f"--answer {text!r}: the tokenizer of policy {policy} cannot encode it: {error}") from error
 
 
-def answers_by_policy(policies: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
+def parse_answers(policies: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
     """Return the texts of `TEXT` or `POLICY=TEXT` words by policy. Raises UsageError if the policy is not clear."""
     found: dict[str, list[str]] = {}
     for word in words:

@@ -173,7 +173,7 @@ class _WallClock:
         """Seconds so far."""
         return self._before + time.monotonic() - self._began
 
-    def note(self) -> None:
+    def save_seconds(self) -> None:
         """Save the seconds, after a step."""
         write_atomically(self._path, json.dumps(round(self.seconds, 3)).encode())
 
@@ -255,7 +255,7 @@ def _curate(request: OfflineRequest, policy: str, clock: _WallClock) -> CuratedS
             shutil.rmtree(out)
         found = curate_offline(request.archive, policy, request.recipe, out)
         write_atomically(report, encode_json(found, None).encode())
-        clock.note()
+        clock.save_seconds()
     read = json.loads(report.read_text())
     return CuratedStep(**{field.name: read[field.name] for field in fields(CuratedStep)})
 
@@ -278,7 +278,7 @@ def _train(request: OfflineRequest, policy: str, clock: _WallClock) -> TrainedSt
 
             found = train_offline(request.data / CURATED, out, training, report_step)
         write_atomically(report, encode_json({**plain(found), "seconds": seconds}, None).encode())
-        clock.note()
+        clock.save_seconds()
     read = json.loads(report.read_text())
     read["versions"] = [one["version"] for one in read["versions"]]
     return TrainedStep(**{field.name: read[field.name] for field in fields(TrainedStep)})
@@ -305,7 +305,7 @@ def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int, 
             if failed := sum(one.failures for one in measured):
                 log.warning("evaluation.episodes_failed", policy=policy, version=version, failures=failed)
             write_atomically(path, json.dumps(known).encode())
-            clock.note()
+            clock.save_seconds()
     ordered = sorted(known.items(), key=lambda one: int(one[0]))
     return [[int(version), round(reward, 4)] for version, reward in ordered]
 

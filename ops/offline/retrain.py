@@ -20,7 +20,7 @@ from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import BatchTrained, CheckpointPointer, NamedObject
 from headrace.trainers.batches.trained_groups import LineageBroken
-from headrace.trainers.learner.backends.group import numerics_here
+from headrace.trainers.learner.backends.group import fingerprint_here
 from headrace.trainers.learner.checkpoint import CheckpointError
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import pin_threads
@@ -175,7 +175,7 @@ def _find_checkpoint(history: History, begin: int | None, whose: str) -> int:
 def _find_numerics(run: Run, policy: str, part: VersionStretch) -> dict[str, str]:
     """Return this machine's fingerprint for a stretch, with the stretch's number of threads."""
     pin_threads(int(part.fingerprint.get("threads", "0")))
-    return numerics_here(run.revisions[part.batches[0].revision].trainer_of(policy))
+    return fingerprint_here(run.revisions[part.batches[0].revision].trainer_of(policy))
 
 
 def _compare(run: Run, policy: str, history: History, part: VersionStretch) -> Iterator[ComparedVersion | None]:

@@ -20,7 +20,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.ops.faults import refuse
 from headrace.ops.offline.archived_start import Start, start_from_model
-from headrace.ops.offline.given_answers import GivenAnswers, answers_by_policy
+from headrace.ops.offline.given_answers import GivenAnswers, parse_answers
 from headrace.ops.offline.held_out import play_all
 from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
 from headrace.ops.recipe_check import examine_for_trial
@@ -102,7 +102,7 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         refuse(examine_for_trial(recipe))
         workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
-        answers = answers_by_policy(policies, request.answers)
+        answers = parse_answers(policies, request.answers)
         asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
         starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)

@@ -18,7 +18,7 @@ from headrace.infra.own_frames import cut_traceback
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import STORE_NAME
 from headrace.infra.weights.files import TOKENIZER_FILE
-from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, see_group
+from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, describe_group
 from headrace.ops.offline.archived_start import Start
 from headrace.producers.rollout.group_records import build_outgoing, encode_claim
 from headrace.schemas import codec
@@ -94,7 +94,7 @@ def try_policy(
                 verdict=fate.verdict,
                 reason=fate.reason,
                 rejected=fate.rejected,
-                group=see_group(whole, of_group, texts, index=None, each=True),
+                group=describe_group(whole, of_group, texts, index=None, each=True),
             )
         )
     has_warm_start = recipe.policies[policy].warm_start is not None

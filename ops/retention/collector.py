@@ -305,7 +305,7 @@ def plan(marker: Marker, request: CollectionRequest, now: datetime, prefix: str)
                 retired[policy, what] = find_retired_ranges(versions, those)
                 added[policy, what] = find_retired_ranges(versions, new)
     doomed = [Doomed(one, _find_kind(one, prefix), UNNAMED) for one in marker.find_unnamed()]
-    for one, refs in marker.of_versions():
+    for one, refs in marker.find_named_by_versions():
         if refs <= gone:
             doomed.append(Doomed(one, _find_kind(one, prefix), RETIRED[next(iter(refs))[1]]))
     old_enough = [one for one in doomed if now - one.one.modified >= request.older_than]

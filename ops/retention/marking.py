@@ -172,7 +172,7 @@ class Marker:
             if name not in self._named and name not in self._versions:
                 yield from objects
 
-    def of_versions(self) -> Iterator[tuple[ListedObject, set[VersionRef]]]:
+    def find_named_by_versions(self) -> Iterator[tuple[ListedObject, set[VersionRef]]]:
         """Yield the objects that only versions name, each with its versions."""
         for name, refs in self._versions.items():
             if name not in self._named:

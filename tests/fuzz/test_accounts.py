@@ -128,7 +128,7 @@ def test_a_group_has_a_fate_whatever_was_said(fuzz: Fuzz, monkeypatch: pytest.Mo
 
     def check(given: list[Message]) -> None:
         messages[:] = given
-        json.dumps(plain(group_fate.report_group(RUN, "solver", "sums:1")))
+        json.dumps(plain(group_fate.look_up_group(RUN, "solver", "sums:1")))
 
     fuzz.run("lineage", 0.0005, said, check)
 

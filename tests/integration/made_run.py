@@ -74,8 +74,8 @@ def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
     from headrace.trainers.learner.model import (  # torch is slow
         build_model,
         character_tokenizer,
+        encode_model_files,
         round_to_bf16,
-        save_model_files,
     )
 
     tokenizer = character_tokenizer(ALPHABET)
@@ -85,7 +85,7 @@ def publish(run: Run, version: int, *, corrupt: bool = False) -> None:
     if corrupt:
         claim = replace(claim, key=f"{claim.key}-gone")
     files = tuple(
-        NamedObject(name, run.put(data, "files")) for name, data in save_model_files(model, tokenizer).items()
+        NamedObject(name, run.put(data, "files")) for name, data in encode_model_files(model, tokenizer).items()
     )
     record = WeightsPublished(
         run_id=run.run_id,

@@ -127,8 +127,8 @@ class RecordingLog(AuditedLog):
         self._kept.ends = super().ends(topics)
         return self._kept.ends
 
-    def ask(self, groups: Iterable[commits.Group]) -> Answer:
-        answer = super().ask(groups)
+    def fetch_committed(self, groups: Iterable[commits.Group]) -> Answer:
+        answer = super().fetch_committed(groups)
         self._kept.asked.append(dict(answer))
         return answer
 
@@ -173,7 +173,7 @@ class RecordedLog(AuditedLog):
             if topic in set(topics) and offset:
                 yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"
 
-    def ask(self, groups: Iterable[commits.Group]) -> Answer:
+    def fetch_committed(self, groups: Iterable[commits.Group]) -> Answer:
         known = next(self._asked)
         return {group: known[group] for group in groups}
 

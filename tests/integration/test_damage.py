@@ -39,7 +39,7 @@ from headrace.ops.plain_json import plain
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, NamedObject, WeightsPublished, WorkerStatus
-from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16, save_model_files
+from headrace.trainers.learner.model import build_model, character_tokenizer, encode_model_files, round_to_bf16
 
 Weights = dict[str, Tensor]
 BEHIND = 3
@@ -77,7 +77,7 @@ class Scene:
         model = build_model(TINY_MODEL, tokenizer, seed=1)
         weights = round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()})
         self.files = tuple(
-            NamedObject(name, self.put(data, "files")) for name, data in save_model_files(model, tokenizer).items()
+            NamedObject(name, self.put(data, "files")) for name, data in encode_model_files(model, tokenizer).items()
         )
         self.newest = self.whole(0, weights)
 

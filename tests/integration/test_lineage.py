@@ -19,7 +19,7 @@ from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
-from headrace.ops.lineage.group_fate import GroupLineage, group_lineage, parse_group, report_group
+from headrace.ops.lineage.group_fate import GroupLineage, group_lineage, look_up_group, parse_group
 from headrace.ops.lineage.inspection import step, trajectory
 from headrace.ops.lineage.lineage import version_lineage
 from headrace.schemas import codec
@@ -215,11 +215,11 @@ def test_the_fate_of_a_group_is_found_wherever_it_is(written: Log) -> None:
     assert [(use.version, use.place) for use in fates[3].trained] == [(1, 0)]
     assert fates[4].reason == "zero_variance"
     assert fates[ISSUED].issued_next == ISSUED
-    assert report_group(written.run, None, "sums:0").policies["solver"].fate == "issued"
+    assert look_up_group(written.run, None, "sums:0").policies["solver"].fate == "issued"
     with pytest.raises(UsageError, match=f"never issued a group sums:{ISSUED}: there are sums:0 to sums:{ISSUED - 1}"):
-        report_group(written.run, None, f"sums:{ISSUED}")
+        look_up_group(written.run, None, f"sums:{ISSUED}")
     written.group(ISSUED)
-    assert report_group(written.run, None, f"sums:{ISSUED}").policies["solver"].fate == "never_issued"
+    assert look_up_group(written.run, None, f"sums:{ISSUED}").policies["solver"].fate == "never_issued"
     assert value
 
 

@@ -27,7 +27,7 @@ from headrace.ops.retention.collector import CollectionRequest, collect
 from headrace.ops.weights_export import export
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, WeightsPublished
-from headrace.trainers.learner.model import build_model, character_tokenizer, round_to_bf16, save_model_files
+from headrace.trainers.learner.model import build_model, character_tokenizer, encode_model_files, round_to_bf16
 from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader, upload_files
 
 SHARD_BYTES = 8_000
@@ -49,7 +49,7 @@ def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
 def publish(run: Run, versions: int) -> list[WeightsPublished]:
     """Publish as a trainer does, each version with its batch; every second is an anchor."""
     tokenizer = character_tokenizer(ALPHABET)
-    files = upload_files(run, save_model_files(build_model(TINY_MODEL, tokenizer, seed=0), tokenizer))
+    files = upload_files(run, encode_model_files(build_model(TINY_MODEL, tokenizer, seed=0), tokenizer))
     uploader, announcer = (
         VersionUploader(run, "solver", files, shard_bytes=SHARD_BYTES),
         VersionAnnouncer(run, "solver"),

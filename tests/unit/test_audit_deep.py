@@ -130,9 +130,9 @@ class Scene:
             ends[topic] = message.offset + 1
             is_new = fold.fold_message(message)
             if topic in fold.groups:
-                deep.look_at_group(message, is_new=is_new)
+                deep.check_group(message, is_new=is_new)
             else:
-                deep.look_at_record(message)
+                deep.check_record(message)
         fold.close()
         found = fold.account.audit(Scope(still=True, whole=True)).problems.listed
         return [*map(str, found), *deep.problems()]

@@ -55,17 +55,17 @@ class Scene:
             headers = Stamp("r", STREAM, number, policy="solver", **of_version).to_headers()
             message = Message(ANSWERS, 0, offset, b"", codec.encode(one), headers)
             assert found.fold_answer(message, "r")
-            found.look_at_value(found.find_unanswered(message, "r") or one)
+            found.fold_value(found.find_unanswered(message, "r") or one)
         for offset, number in enumerate(self.tasks):
             message = Message(TASKS, 0, offset, b"", b"", Stamp("r", STREAM, number).to_headers())
-            found.take_task(message, "r", {(TASKS, 0): self.passed})
+            found.fold_task(message, "r", {(TASKS, 0): self.passed})
         for offset, result in enumerate(self.results):
             found.fold_result(Message(TOPICS.evals("solver"), 0, offset, b"", codec.encode(result)), "r")
         feeder = Snapshot("r", "feed", body=json.dumps({"next_evaluation": {"sums": self.issued}}).encode())
         evaluator = Snapshot("r", "evaluate", positions={f"{ANSWERS}[0]": self.read})
         newest = FeederSnapshot()
         newest.fold_message(Message(TOPICS.state, 0, 0, b"feed", codec.encode(feeder)))
-        found.take_snapshots(newest, Message(TOPICS.state, 0, 1, b"evaluate", codec.encode(evaluator)))
+        found.fold_snapshots(newest, Message(TOPICS.state, 0, 1, b"evaluate", codec.encode(evaluator)))
         return found
 
     def said(self, *, still: bool = True, drained: bool = True) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import TrainerSettings
-from headrace.trainers.learner.chosen_loss import objective_for
+from headrace.trainers.learner.chosen_loss import load_objective
 from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, totals_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
@@ -51,7 +51,7 @@ def trainer(**table: Any) -> TrainerSettings:
 )
 def test_what_a_recipe_may_not_ask_for_is_said_with_what_it_may(table: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        objective_for(trainer(**table))
+        load_objective(trainer(**table))
 
 
 def torn(_tokens: TrainedTokens) -> object:
@@ -63,7 +63,7 @@ def test_a_loss_of_your_own_that_raises_is_refused_with_its_line(monkeypatch: py
     with pytest.raises(
         UsageError, match=r"^trainer\.loss failed .*: KeyError: 'loss' at test_chosen_loss\.py:[0-9]+ in torn$"
     ):
-        objective_for(trainer(loss="my_losses:torn"))
+        load_objective(trainer(loss="my_losses:torn"))
 
 
 def halved_in_place(tokens: TrainedTokens) -> torch.Tensor:
@@ -96,8 +96,8 @@ def name_losses(monkeypatch: pytest.MonkeyPatch, *losses: Callable[[TrainedToken
 def test_a_loss_of_your_own_that_changes_its_numbers_in_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     name_losses(monkeypatch, halved_in_place, clamped_where_large)
     with pytest.raises(UsageError, match=r"changes TrainedTokens\.advantages in place"):
-        objective_for(trainer(loss="my_losses:halved_in_place"))
-    objective = objective_for(trainer(loss="my_losses:clamped_where_large"))
+        load_objective(trainer(loss="my_losses:halved_in_place"))
+    objective = load_objective(trainer(loss="my_losses:clamped_where_large"))
     ones = torch.ones(2)
     tokens = TrainedTokens(ones * 0.5, ones * 0.5, ones, torch.tensor([0, 1]))
     with pytest.raises(UsageError, match=r"changes TrainedTokens\.behaviour_logprobs in place"):
@@ -108,18 +108,18 @@ def test_the_reference_policy_can_be_set_for_a_loss_of_your_own_that_may_read_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name_losses(monkeypatch, kept_near)
-    assert "reference" in objective_for(trainer(loss="my_losses:kept_near", reference={"decay": 0.9})).needs
+    assert "reference" in load_objective(trainer(loss="my_losses:kept_near", reference={"decay": 0.9})).needs
 
 
 def test_a_loss_of_your_own_without_a_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     name_losses(monkeypatch, detached)
     with pytest.raises(UsageError, match="the loss has no gradient: compute it from"):
-        objective_for(trainer(loss="my_losses:detached"))
+        load_objective(trainer(loss="my_losses:detached"))
 
 
 def test_the_table_on_the_page_of_losses_is_a_trainers() -> None:
     table = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])["trainer"]
-    objective = objective_for(trainer(**table))
+    objective = load_objective(trainer(**table))
     assert objective.kl is not None
     assert {key for key in table if table[key] == getattr(trainer(), key)} >= {"count_rejected", "entropy", "schedule"}
 
@@ -141,7 +141,7 @@ def test_the_code_on_the_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("my_page")
     exec(rest.partition("```python\n")[2].partition("```")[0], module.__dict__)  # noqa: S102 - ours
     monkeypatch.setitem(sys.modules, "my_page", module)
-    objective = objective_for(trainer(loss={"use": "my_page:squared", "scale": 3.0}))
+    objective = load_objective(trainer(loss={"use": "my_page:squared", "scale": 3.0}))
     ones = torch.ones(2)
     tokens = TrainedTokens(ones * 0.5, ones * 0.5, ones, torch.tensor([0, 1]))
     assert objective.compute_loss_share(tokens, totals_of(tokens.sequences))[0].item() == pytest.approx(-1.0)

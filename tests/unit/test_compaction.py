@@ -83,7 +83,7 @@ def test_why_nothing_is_due_is_said_for_people() -> None:
             "merging waits for the next anchor (whole weights): the delta of version 2 is not based on version 0",
         ),
     ):
-        assert told(*events).explain_nothing().startswith(said)
+        assert told(*events).explain_no_merge().startswith(said)
 
 
 def test_a_hole_in_the_chain_leaves_the_stretch_out_until_the_next_anchor() -> None:
@@ -118,10 +118,10 @@ def test_a_merged_delta_that_does_not_agree_with_the_deltas_is_not_built_upon() 
 def test_a_bad_merged_delta_is_replaced_and_a_bad_delta_waits_for_an_anchor() -> None:
     merged = event(4, MERGED, base=0)
     compaction = told(event(0, ANCHOR), *deltas(1, 4), merged, *deltas(5, 8))
-    compaction.refuse(merged, "torn")
+    compaction.mark_bad(merged, "torn")
     assert due(compaction)[0] == "delta-0-1"
     compaction.fold_event(merged)
     assert due(compaction)[0] == "delta-0-1", "said again it is as bad"
-    compaction.refuse(event(2), "torn")
+    compaction.mark_bad(event(2), "torn")
     assert due(compaction) == []
     assert compaction.left_out == "torn"

@@ -188,4 +188,5 @@ def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_
     assert not any(panel.get_title() for panel in before)
     assert (drawn_lines(version), version.get_title()) == ([[0, 1, 2]], "")
     assert drawn_lines(seconds) == [[4, 6, 8], [104, 106, 108]]
-    assert seconds.get_title() == "ds: a thin line for each seed and no mean, because the seeds share no part of the x axis"
+    said = "ds: a thin line for each seed and no mean, because the seeds share no part of the x axis"
+    assert seconds.get_title().split() == said.split()

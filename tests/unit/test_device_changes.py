@@ -10,7 +10,7 @@ from headrace.infra.weights.coding import Items, find_changes
 from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.tensors import Tensor
-from headrace.trainers.learner.device_changes import find_changes_for, find_changes_on
+from headrace.trainers.learner.device_changes import build_change_finder, choose_change_finder
 
 DEVICES = [
     "cpu",
@@ -32,7 +32,7 @@ def pair(dtype: str, count: int, changed: int) -> tuple[Items, Items]:
 def test_a_device_finds_what_the_processor_finds(device: str) -> None:
     for dtype, count, changed in (("<u1", 0, 0), ("<u2", 1003, 0), ("<u4", 1003, 90), ("<u8", 1003, 1003)):
         old, new = pair(dtype, count, changed)
-        found, right = find_changes_on(torch.device(device))(old, new), find_changes(old, new)
+        found, right = build_change_finder(torch.device(device))(old, new), find_changes(old, new)
         assert [part.dtype for part in found] == [part.dtype for part in right]
         assert [part.tolist() for part in found] == [part.tolist() for part in right]
 
@@ -43,10 +43,10 @@ def test_a_delta_of_what_a_device_found_has_the_same_bytes(device: str) -> None:
     before, after = ({"w": Tensor("BF16", (100_003,), memoryview(one.tobytes()))} for one in (old, new))
     made = [
         encode_delta(before, after, Label("p", 0, 1, 2), block_items=5_000, find=find)
-        for find in (find_changes, find_changes_on(torch.device(device)))
+        for find in (find_changes, build_change_finder(torch.device(device)))
     ]
     assert made[0] == made[1]
 
 
 def test_a_trainer_on_the_processor_asks_no_device() -> None:
-    assert find_changes_for("cpu") is find_changes
+    assert choose_change_finder("cpu") is find_changes

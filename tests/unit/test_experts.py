@@ -13,7 +13,7 @@ from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import EngineError
-from headrace.trainers.learner.model import ModelError, build_model, round_to_bf16, save_model_files, to_torch
+from headrace.trainers.learner.model import ModelError, build_model, encode_model_files, round_to_bf16, to_torch
 
 TINY: dict[str, Any] = {**EXPERTS, "num_experts": 4, "tie_word_embeddings": True}
 OTHER_LAYOUT = {**SHAPE, "architecture": "mixtral", "num_local_experts": 4}
@@ -41,7 +41,7 @@ def test_a_published_folder_is_read_by_plain_transformers_and_by_the_engine(tmp_
         dict(model.named_parameters()), round_to_bf16(dict(tiny(norm_topk_prob=False).named_parameters()))
     )
     assert again == published, "memory that is used again"
-    for name, content in save_model_files(model, TOKENIZER).items():
+    for name, content in encode_model_files(model, TOKENIZER).items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "model.safetensors").write_bytes(encode_safetensors(published))
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -25,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from headrace.trainers.learner.model import (  # torch is slow
         build_model,
         character_tokenizer,
+        encode_model_files,
         round_to_bf16,
-        save_model_files,
     )
 
     recipe, made = load_recipe("arithmetic", ()), tmp_path_factory.mktemp("model")
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_model(recipe.policies["solver"].model, tokenizer, seed=1)
     weights = round_to_bf16({name: tensor.detach() for name, tensor in model.named_parameters()})
     write_weights(weights, made, hash_weights(weights))
-    for name, data in save_model_files(model, tokenizer).items():
+    for name, data in encode_model_files(model, tokenizer).items():
         (made / name).write_bytes(data)
     return made
 

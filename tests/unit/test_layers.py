@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from headrace.infra.errors import UsageError
-from headrace.trainers.learner.layers import arrange_layers
+from headrace.trainers.learner.layers import wrap_layers
 
 
 def tiny() -> transformers.PreTrainedModel:
@@ -36,11 +36,11 @@ def test_norms_and_mlps_are_compiled_and_layers_recomputed_until_it_is_taken_bac
     monkeypatch.setattr(torch, "compile", compile_)
     model, ids = tiny(), torch.tensor([[3, 4, 5]])
     before = model(ids).logits
-    arrange_layers(model, checkpointing=True, compiled=True)
+    wrap_layers(model, checkpointing=True, compiled=True)
     assert sorted(compiled) == ["Qwen3MLP"] * 2 + ["Qwen3RMSNorm"] * 8
     assert all("forward" in layer.__dict__ for layer in model.model.layers)
     assert torch.equal(model(ids).logits, before)
-    arrange_layers(model, checkpointing=False, compiled=False)
+    wrap_layers(model, checkpointing=False, compiled=False)
     assert not [module for module in model.modules() if "forward" in module.__dict__]
 
 
@@ -50,6 +50,6 @@ def test_norms_and_mlps_are_compiled_and_layers_recomputed_until_it_is_taken_bac
 def test_a_model_without_layers_to_arrange_is_refused(wanted: dict[str, bool], name: str) -> None:
     model: Any = torch.nn.Linear(2, 2)
     model.config = SimpleNamespace(model_type="line")
-    arrange_layers(model, checkpointing=False, compiled=False)
+    wrap_layers(model, checkpointing=False, compiled=False)
     with pytest.raises(UsageError, match=f"line has no layers that trainer.{name} supports"):
-        arrange_layers(model, **{"checkpointing": False, "compiled": False, **wanted})
+        wrap_layers(model, **{"checkpointing": False, "compiled": False, **wanted})

@@ -35,7 +35,7 @@ from headrace.trainers.learner.checkpoint import CheckpointError, decode_checkpo
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.logprobs import compute_token_logprobs
 from headrace.trainers.learner.lora import Adapter, _Merged, load_base
-from headrace.trainers.learner.model import ModelError, build_model, load_model, save_model_files, to_torch
+from headrace.trainers.learner.model import ModelError, build_model, encode_model_files, load_model, to_torch
 
 SETTINGS = TrainerSettings(groups_per_batch=6, minibatches=3, micro_batch_tokens=64, learning_rate=1e-2)
 LORA = Lora(rank=4, alpha=8, targets=("q_proj", "mlp.down_proj"))
@@ -56,7 +56,7 @@ def made(publish: str = "adapter", **changed: Any) -> tuple[Learner, Adapter]:
 
 def written(adapter: Adapter, folder: Path) -> Path:
     """The files that lie beside an anchor, as a worker or a trainer that comes back has them."""
-    for name, content in {**save_model_files(tiny(), TOKENIZER), **adapter.files()}.items():
+    for name, content in {**encode_model_files(tiny(), TOKENIZER), **adapter.files()}.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else b"".join(content))
     return folder
 
@@ -380,7 +380,7 @@ def test_a_target_that_there_is_not_is_refused_before_anything_is_started(tmp_pa
     said = r"^policies\.solver: lora.targets names 'q_porj', .*did you mean q_proj\?$"
     with pytest.raises(UsageError, match=said):
         check_names(load_recipe("arithmetic-lora", [wrong]))
-    for name, data in save_model_files(tiny(), TOKENIZER).items():
+    for name, data in encode_model_files(tiny(), TOKENIZER).items():
         (tmp_path / name).write_bytes(data)
     of_folder = load_recipe("arithmetic-lora").model_dump()
     policy = {"path": str(tmp_path), "lora": {"targets": ["q_porj"]}}

@@ -18,9 +18,9 @@ from headrace.trainers.learner.model import (
     character_tokenizer,
     deterministic,
     encode,
+    encode_model_files,
     load_model,
     round_to_bf16,
-    save_model_files,
     to_torch,
 )
 
@@ -38,7 +38,7 @@ def test_a_character_is_a_token_and_comes_back_as_itself() -> None:
 def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> None:
     model = build_model(TINY, TOKENIZER, seed=1)
     published = round_to_bf16(dict(model.named_parameters()))
-    for name, content in save_model_files(model, TOKENIZER).items():
+    for name, content in encode_model_files(model, TOKENIZER).items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "model.safetensors").write_bytes(encode_safetensors(published))
     assert "lm_head.weight" not in published
@@ -57,7 +57,7 @@ def test_the_published_folder_is_read_by_plain_transformers(tmp_path: Path) -> N
 def test_a_tokenizer_with_several_chat_templates_is_published_with_all_of_them(tmp_path: Path) -> None:
     tokenizer = character_tokenizer("0123456789+-= ")
     tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "1+{{ messages[0].content }}"}
-    for name, content in save_model_files(build_model(TINY, tokenizer, seed=1), tokenizer).items():
+    for name, content in encode_model_files(build_model(TINY, tokenizer, seed=1), tokenizer).items():
         (tmp_path / name).write_bytes(content)
     assert transformers.AutoTokenizer.from_pretrained(tmp_path).chat_template == tokenizer.chat_template
 

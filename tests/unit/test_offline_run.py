@@ -113,7 +113,7 @@ def test_the_wall_seconds_of_an_experiment_are_those_of_all_commands_that_it_too
     times = iter([100.0, 103.0, 900.0, 901.5, 2000.0, 2001.0])
     monkeypatch.setattr(offline_run, "time", SimpleNamespace(monotonic=lambda: next(times)))
     (tmp_path / "experiment.json").touch()
-    _WallClock(tmp_path).note()
+    _WallClock(tmp_path).save_seconds()
     assert _WallClock(tmp_path).seconds == 4.5
     (tmp_path / "experiment.json").unlink()
     assert _WallClock(tmp_path).seconds == 1.0, "what another experiment left does not count"

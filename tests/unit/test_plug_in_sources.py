@@ -41,7 +41,7 @@ from headrace.ops import swap
 from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.schemas import codec
 from headrace.schemas.records import RecipeRevision
-from headrace.trainers.learner.numerics import plug_in_parts
+from headrace.trainers.learner.numerics import fingerprint_plug_ins
 
 ADDRESS = RunAddress(Connection("127.0.0.1:1"), "t")
 WHERE = StoreAddress("127.0.0.1:1", "b", "key", "secret", prefix="run-1/", keys_file="/store.json")
@@ -220,8 +220,8 @@ def test_the_fingerprint_of_a_version_names_the_sources_that_made_its_loss(here:
     written(here / "its_losses.py", "a = 1\n")
     settings = TrainerSettings(loss=Named(use="its_losses:loss"), advantage=Named(use="its_losses:advantage"))
 
-    assert plug_in_parts(settings) == {"plug-in its_losses": hash_of("its_losses")[:12]}
-    assert plug_in_parts(TrainerSettings()) == {}
+    assert fingerprint_plug_ins(settings) == {"plug-in its_losses": hash_of("its_losses")[:12]}
+    assert fingerprint_plug_ins(TrainerSettings()) == {}
 
 
 # ----------------------------------------------------------------------------------------------------- the run's record

@@ -28,14 +28,14 @@ from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.tensors import Tensor
 from headrace.ops import recipe_check, room_check
-from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_devices, refuse_devices
+from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_device_faults, find_devices
 from headrace.ops.doctor import DISK_BYTES, GIB
 from headrace.ops.doctor import examine as look_at_machine
 from headrace.ops.faults import Fault, RecipeUnfit, collect_faults, list_doubts, refuse
 from headrace.ops.model_check import check_model_files, check_tokenizer
 from headrace.ops.prompt_check import check_template_takes_prompt
 from headrace.ops.recipe_check import Asked, _with_one_process, examine
-from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_needs, measure_model
+from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_memory_needs, measure_model
 from headrace.trainers.start import build_first_model
 
 NO_GPU = SeenDevices(0, {"cuda": SeenDevice("Torch not compiled with CUDA enabled")})
@@ -287,13 +287,13 @@ def test_only_devices_of_what_starts_here_are_asked_for() -> None:
 def test_a_device_that_is_not_there_is_named_with_those_that_are(
     wanted: WantedDevice, seen: SeenDevices, said: str
 ) -> None:
-    found = [fault.sentence for fault in refuse_devices([wanted], seen)]
+    found = [fault.sentence for fault in find_device_faults([wanted], seen)]
     assert len(found) == bool(said)
     assert said in "".join(found)
 
 
 def test_a_torch_that_says_nothing_is_a_doubt() -> None:
-    [fault] = refuse_devices([WantedDevice("a", "cuda")], SeenDevices(error="no answer within 60 s"))
+    [fault] = find_device_faults([WantedDevice("a", "cuda")], SeenDevices(error="no answer within 60 s"))
     assert fault.is_doubt
 
 
@@ -395,7 +395,7 @@ def test_what_a_recipe_needs_is_counted_by_device_and_part() -> None:
     sizes = {"solver": ModelSize(1000, True, 10)}
 
     def needs(**tables: Any) -> dict[tuple[str, str, str], float]:
-        found = list_needs(sums_recipe(**tables), sizes)
+        found = list_memory_needs(sums_recipe(**tables), sizes)
         return {(need.device, need.who.partition(" ")[0], need.what.partition(" of ")[0]): need.size for need in found}
 
     cpu = needs(rollout={"concurrency": 4, "max_tokens": 100}, evaluate={"every": 0})

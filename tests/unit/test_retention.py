@@ -339,7 +339,7 @@ def test_versions_of_a_shadow_are_kept_and_retired_beside_those_of_its_policy() 
     found.fold_message(message(retired, TOPICS.state, key_of_retired("solver.free", WEIGHTS)))
 
     assert unnamed(found) == set()
-    assert {one.key: refs for one, refs in found.of_versions()} == {
+    assert {one.key: refs for one, refs in found.find_named_by_versions()} == {
         shared.key: {("solver", WEIGHTS, 0), ("solver.free", WEIGHTS, 0)},
         own.key: {("solver.free", WEIGHTS, 1)},
     }

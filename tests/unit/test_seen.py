@@ -16,7 +16,13 @@ from headrace.infra.recipe.settings import Named, TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound, _explain_missing_step
-from headrace.ops.lineage.seen import AdvantagesBySequence, TokenSeen, compute_shown_advantages, see_group, see_sequence
+from headrace.ops.lineage.seen import (
+    AdvantagesBySequence,
+    TokenSeen,
+    compute_shown_advantages,
+    describe_group,
+    describe_sequence,
+)
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import (
     BatchTrained,
@@ -84,7 +90,7 @@ def sequence(tokenizer: Tokenizer, prompt: str = "2+3?", answer: str = "5") -> S
 def test_a_sequence_is_seen_with_texts_statistics_and_tokens(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     one = sequence(tokenizer)
     advantages = np.linspace(-0.5, 0.5, one.ids.size, dtype=np.float32)
-    seen = see_sequence(one, advantages, texts, each=True)
+    seen = describe_sequence(one, advantages, texts, each=True)
 
     assert [(span.kind, span.text) for span in seen.spans] == [("prompt", "2+3?"), ("generated", "5")]
     assert (seen.tokens, seen.versions, seen.advantage) == (2, {"3": 1, "4": 1}, pytest.approx(0.4))
@@ -94,7 +100,7 @@ def test_a_sequence_is_seen_with_texts_statistics_and_tokens(tokenizer: Tokenize
         ("5", 3, -0.5, pytest.approx(0.3)),
         ("<end>", 4, -0.25, 0.5),
     ]
-    assert see_sequence(sequence(tokenizer), None, texts).each == ()
+    assert describe_sequence(sequence(tokenizer), None, texts).each == ()
 
 
 def test_a_malformed_sequence_is_seen_without_its_tokens_beside_the_others(
@@ -110,7 +116,7 @@ def test_a_malformed_sequence_is_seen_without_its_tokens_beside_the_others(
     ):
         member = Trajectory("sums:9:0", 1.0, {}, (malformed, one))
         dropped = DecodedGroup(CuratedGroup(), TrajectoryGroup(stream="sums", number=9, trajectories=(member,)))
-        [seen] = see_group(dropped, {}, texts, index=None, each=True).trajectories
+        [seen] = describe_group(dropped, {}, texts, index=None, each=True).trajectories
         assert [(each.tokens, len(each.spans)) for each in seen.sequences] == [(0, 0), (2, 2)]
         assert seen.reward == 1.0
 
@@ -158,7 +164,7 @@ def test_advantages_that_depend_on_the_batch_are_taken_from_all_of_it(tokenizer:
 def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     whole = group(tokenizer)
 
-    seen = see_group(whole, taken(whole), texts, index=2)
+    seen = describe_group(whole, taken(whole), texts, index=2)
 
     assert [one.trained for one in seen.trajectories] == [True, False, False, True]
     assert [one.shaped_reward for one in seen.trajectories] == [1.0, 0.0, None, 0.0]
@@ -169,7 +175,7 @@ def test_a_group_is_seen_with_what_was_not_trained_on(tokenizer: Tokenizer, text
 
 
 def step_of(whole: DecodedGroup, texts: TokenTexts, count: int) -> StepSeen:
-    seen = see_group(whole, taken(whole), texts, index=0)
+    seen = describe_group(whole, taken(whole), texts, index=0)
     return StepSeen(
         "demo",
         "solver",
@@ -200,7 +206,7 @@ def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: Toke
 
 def test_a_trajectory_is_shown_token_by_token(tokenizer: Tokenizer, texts: TokenTexts) -> None:
     whole = group(tokenizer, answer="a b\n")
-    seen = see_group(whole, taken(whole), texts, index=0, only=3)
+    seen = describe_group(whole, taken(whole), texts, index=0, only=3)
     found = TrajectoryFound("demo", "solver", 7, "demo.curated.solver[1]@5", seen)
 
     told, cut = drawn(trajectory_page(found, 0)), drawn(trajectory_page(found, 3))
@@ -220,7 +226,7 @@ def test_log_probabilities_that_no_token_can_have_are_shown_as_they_are(
     whole = group(tokenizer, answer="abc")
     impossible = whole.trajectory_group.trajectories[3].sequences[0]
     impossible.logprobs[-4:] = (math.nan, math.inf, -math.inf, 800.0)
-    found = TrajectoryFound("demo", "solver", None, "", see_group(whole, {}, texts, index=0, only=3))
+    found = TrajectoryFound("demo", "solver", None, "", describe_group(whole, {}, texts, index=0, only=3))
 
     rows = [row.split() for row in drawn(trajectory_page(found, 0)).splitlines()]
 

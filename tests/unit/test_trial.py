@@ -17,7 +17,7 @@ from headrace.app.cli.main import app
 from headrace.app.views.trial_page import trial_page
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.offline.given_answers import answers_by_policy
+from headrace.ops.offline.given_answers import parse_answers
 from headrace.ops.offline.trial import OwnCodeFailed, TrialRequest, Tried, try_recipe
 from headrace.trainers.advantages import grpo
 
@@ -290,10 +290,10 @@ def test_each_policy_of_a_workflow_is_tried_with_a_step_of_its_own() -> None:
 
 
 def test_answers_are_a_policys_own_where_there_are_several() -> None:
-    assert answers_by_policy(["solver"], ["x=1", "solver=x=2"]) == {"solver": ["x=1", "x=2"]}
-    assert answers_by_policy(["solver", "judge"], ["judge=no", "solver="]) == {"judge": ["no"], "solver": [""]}
+    assert parse_answers(["solver"], ["x=1", "solver=x=2"]) == {"solver": ["x=1", "x=2"]}
+    assert parse_answers(["solver", "judge"], ["judge=no", "solver="]) == {"judge": ["no"], "solver": [""]}
     with pytest.raises(UsageError, match="write POLICY=TEXT; the policies are solver, judge"):
-        answers_by_policy(["solver", "judge"], ["no"])
+        parse_answers(["solver", "judge"], ["no"])
     with pytest.raises(UsageError, match="cannot encode it"):
         tried("arithmetic", answers=["Ω"])
 

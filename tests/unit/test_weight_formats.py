@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from benchmarks import weight_sets
 from benchmarks.weight_formats import FORMATS, Format, encode_gaps_zstd, encode_raw
-from benchmarks.weight_sets import PackedWeights, change_between, made, packed, qwen3_shapes, successor
+from benchmarks.weight_sets import PackedWeights, change_between, made, pack_weights, qwen3_shapes, successor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def test_made_sets_have_the_shape_and_the_density_that_were_asked_for() -> None:
     assert change.density == pytest.approx(0.01, rel=0.05)
     # H(0.01) / 0.01 bits for a position, 1.72 for a step
     assert change.floor_bytes / change.changed == pytest.approx((8.079 + 1.722) / 8, rel=0.01)
-    assert packed(base.tensors).is_equal_to(base)
+    assert pack_weights(base.tensors).is_equal_to(base)
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01])

@@ -195,7 +195,9 @@ def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     """Put sequences end to end into one row; attention must not cross between sequences."""
     lengths = [_count_inputs(sequence) for sequence in sequences]
     ids = np.concatenate([sequence.ids[:length] for sequence, length in zip(sequences, lengths, strict=True)])
-    return _line_up(sequences, ids[None].astype(np.int64), np.cumsum([0, *lengths[:-1]], dtype=np.int64), lengths)
+    return _build_micro_batch(
+        sequences, ids[None].astype(np.int64), np.cumsum([0, *lengths[:-1]], dtype=np.int64), lengths
+    )
 
 
 def pad(sequences: Sequence[TrainingSequence]) -> MicroBatch:
@@ -204,14 +206,16 @@ def pad(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     ids = np.zeros((len(sequences), max(lengths)), np.int64)
     for row, sequence, length in zip(ids, sequences, lengths, strict=True):
         row[:length] = sequence.ids[:length]
-    return _line_up(sequences, ids, np.arange(len(sequences), dtype=np.int64) * ids.shape[1], ())
+    return _build_micro_batch(sequences, ids, np.arange(len(sequences), dtype=np.int64) * ids.shape[1], ())
 
 
 def _count_inputs(sequence: TrainingSequence) -> int:
     return max(sequence.ids.size - 1, 1)
 
 
-def _line_up(sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s, lengths: Sequence[int]) -> MicroBatch:
+def _build_micro_batch(
+    sequences: Sequence[TrainingSequence], ids: Int64s, starts: Int64s, lengths: Sequence[int]
+) -> MicroBatch:
     """Align every trained token with the position that predicts it; `starts` are the sequences' flat positions."""
     mask = np.concatenate([sequence.mask for sequence in sequences])
     owners = np.repeat(np.arange(len(sequences)), [sequence.ids.size for sequence in sequences])[mask]

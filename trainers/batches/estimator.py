@@ -64,10 +64,10 @@ class Estimator:
 
     def compute(self, sequences: Sequence[RewardedSequence]) -> Advantages:
         """Return the advantages like a call, but let errors of the estimator through."""
-        found = self._require_fit(self.function(sequences, **self.options), sequences)
+        found = self._read_result(self.function(sequences, **self.options), sequences)
         return batch_norm(found, sequences) if self.normalises else found
 
-    def _require_fit(self, found: Any, sequences: Sequence[RewardedSequence]) -> Advantages:
+    def _read_result(self, found: Any, sequences: Sequence[RewardedSequence]) -> Advantages:
         if len(found) != len(sequences):
             raise AdvantageError(
                 f"the advantage {self.name} must return one result per sequence: it returned {len(found)} for "

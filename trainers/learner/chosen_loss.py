@@ -14,7 +14,7 @@ REJECTING = frozenset({"decoupled_ppo", "m2po"})
 """Losses that may reject tokens."""
 
 
-def objective_for(settings: TrainerSettings) -> Objective:
+def load_objective(settings: TrainerSettings) -> Objective:
     """Return the objective of a trainer's settings. Raises UsageError with the choices."""
     if settings.schedule == "constant" and settings.final_share != TrainerSettings.model_fields["final_share"].default:
         raise UsageError(
@@ -50,7 +50,7 @@ def objective_for(settings: TrainerSettings) -> Objective:
 
 def check_loss(recipe: Recipe, policy_variant: str) -> None:
     """Raise UsageError for an objective that a policy's trainer cannot use."""
-    objective_for(recipe.trainer_of(policy_variant))
+    load_objective(recipe.trainer_of(policy_variant))
 
 
 def _table(named: Named | None) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import torch
 from headrace.infra.weights.coding import FindChanges, Items, Positions, find_changes
 
 
-def find_changes_on(device: torch.device) -> FindChanges:
+def build_change_finder(device: torch.device) -> FindChanges:
     """Return a function that does the work of `find_changes` on a device; many threads may call it.
 
     It needs memory for two blocks on the device, and eight bytes for every changed item.
@@ -30,10 +30,10 @@ def find_changes_on(device: torch.device) -> FindChanges:
     return find
 
 
-def find_changes_for(device: str) -> FindChanges:
+def choose_change_finder(device: str) -> FindChanges:
     """Return the function by which a trainer on that device finds changes."""
     found = torch.device(device)
-    return find_changes if found.type == "cpu" else find_changes_on(found)
+    return find_changes if found.type == "cpu" else build_change_finder(found)
 
 
 def _on(device: torch.device, items: Items) -> torch.Tensor:

@@ -33,7 +33,7 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def arrange_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, compiled: bool) -> None:
+def wrap_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, compiled: bool) -> None:
     """Make every layer keep only its inputs for the backward pass, compile its norms and MLP, or both.
 
     transformers' own checkpointing works in training mode only, which would enable dropout. Attention is not compiled,

@@ -23,12 +23,12 @@ from headrace.trainers.batches.batch import Minibatch, TrainingSequence, count_s
 from headrace.trainers.learner.backends.contract import Backend, SingleProcess
 from headrace.trainers.learner.backends.shards import read_parts
 from headrace.trainers.learner.checkpoint import Checkpoint, Storing, store_whole
-from headrace.trainers.learner.chosen_loss import objective_for
+from headrace.trainers.learner.chosen_loss import load_objective
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.model import deterministic, round_to_bf16, to_torch
-from headrace.trainers.learner.numerics import compute_dtype, fingerprint_numerics, plug_in_parts
+from headrace.trainers.learner.numerics import compute_dtype, fingerprint_numerics, fingerprint_plug_ins
 from headrace.trainers.learner.passes import Passes
 from headrace.trainers.learner.reference import ReferencePolicy
 from headrace.trainers.learner.schedule import learning_rate
@@ -88,7 +88,7 @@ class Learner:
 
     def _apply_settings(self, settings: TrainerSettings, seed: int) -> None:
         self._passes.apply_settings(settings)
-        self._objective = objective_for(settings)
+        self._objective = load_objective(settings)
         self._passes.has_entropy_gradient = settings.entropy > 0 or "entropies" in self._objective.needs
         self.masters.apply_settings(settings)
         self.settings, self.seed = settings, seed
@@ -154,7 +154,7 @@ class Learner:
         before, sums = self.masters.state(), StepSums()
         try:
             with deterministic(self._device, self._dtype):
-                self._have_reference()
+                self._set_up_reference()
                 proximal = "proximal" in self._objective.needs
                 known = self._passes.score_fixed_logprobs(
                     steps, sampling_version, self.masters, trained.reference, proximal=proximal
@@ -170,7 +170,7 @@ class Learner:
             self.masters.load(before)
             raise
         finally:
-            self._passes.routers.rest()
+            self._passes.routers.stop_following()
         trained.version = version
         if trained.reference is not None:
             trained.reference.follow(self.masters.values, version, settings.reference)
@@ -208,7 +208,11 @@ class Learner:
 
     def fingerprint(self) -> dict[str, str]:
         """Return `fingerprint_numerics` of the device, the backend's additions, and the source hashes of plug-ins."""
-        return {**fingerprint_numerics(str(self._device)), **self._backend.fingerprint, **plug_in_parts(self.settings)}
+        return {
+            **fingerprint_numerics(str(self._device)),
+            **self._backend.fingerprint,
+            **fingerprint_plug_ins(self.settings),
+        }
 
     @torch.no_grad()
     def _spread_what_is_frozen(self, own: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor]) -> None:
@@ -217,7 +221,7 @@ class Learner:
                 if not parameter.requires_grad:
                     parameter.copy_(self._backend.spread(whole[name].to(self._dtype), parameter))
 
-    def _have_reference(self) -> None:
+    def _set_up_reference(self) -> None:
         if "reference" not in self._objective.needs:
             self.trained.reference = None
         elif self.trained.reference is None:

@@ -104,7 +104,7 @@ class _Head:
 
     def scores(self, states: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor) -> _Scores:
         """Return log-probabilities and entropies, float32[n] each, of final states float[n, size]."""
-        with self._substitute(states):
+        with self._replace_base_output(states):
             logits = self.model(use_cache=False).logits[0]
         logits = logits.float() / temperatures[:, None]
         log_normaliser = logits.logsumexp(-1)
@@ -122,7 +122,7 @@ class _Head:
         return [parameter for parameter in dict.fromkeys([*output.parameters(), *outside]) if parameter.requires_grad]
 
     @contextmanager
-    def _substitute(self, states: torch.Tensor) -> Iterator[None]:
+    def _replace_base_output(self, states: torch.Tensor) -> Iterator[None]:
         given = type(self.outputs)(**{**self.outputs, "last_hidden_state": states[None]})
         base = decoder_of(self.model)
         base.forward = lambda *_, **__: given

@@ -223,7 +223,7 @@ def _check_tokenizer(path: Path, tokenizer: transformers.PreTrainedTokenizerBase
             raise ModelError(f"the chat template in {path} is not a valid Jinja template: {error}") from error
 
 
-def save_model_files(
+def encode_model_files(
     model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
 ) -> dict[str, bytes]:
     """Return all files of the HF layout except the weights, by name; with `model.safetensors` they are complete."""

@@ -44,7 +44,7 @@ def fingerprint_numerics(device_name: str) -> dict[str, str]:
     return found
 
 
-def plug_in_parts(settings: TrainerSettings) -> dict[str, str]:
+def fingerprint_plug_ins(settings: TrainerSettings) -> dict[str, str]:
     """Return the fingerprint parts for plug-ins that compute loss or advantage: their source hashes here."""
     tops = dict.fromkeys(map(top_of, trainer_plug_ins(settings)))
     return {

@@ -15,7 +15,7 @@ import transformers
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.trainers.batches.batch import MicroBatch, Minibatch
 from headrace.trainers.learner.backends.contract import Backend
-from headrace.trainers.learner.layers import arrange_layers
+from headrace.trainers.learner.layers import wrap_layers
 from headrace.trainers.learner.logprobs import TokenScorer
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.reference import ReferencePolicy
@@ -50,11 +50,11 @@ class Passes:
         if arrangement == self._arrangement:
             return
         self._arrangement, self.is_packed = arrangement, settings.packing
-        arrange_layers(self._model, checkpointing=False, compiled=False)
+        wrap_layers(self._model, checkpointing=False, compiled=False)
         if settings.packing and (reason := self.scorer.try_packing()):
             self.is_packed = False
             log.warning("learner.pads", reason=reason)
-        arrange_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
+        wrap_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
 
     @torch.no_grad()
     def score_fixed_logprobs(

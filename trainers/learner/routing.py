@@ -63,7 +63,9 @@ class Routers:
 
     @contextmanager
     def follow_engine(self, micro: MicroBatch, device: torch.device, *, counts: bool = True) -> Iterator[None]:
-        """Make forward passes in the block use the engine's experts; recomputation too, until the next pass or `rest`.
+        """Make forward passes in the block use the engine's experts.
+
+        So does recomputation, until the next pass or `stop_following`.
 
         Between `begin_count` and `end_count`, inputs of passes without gradient are counted if `counts`.
         """
@@ -85,7 +87,7 @@ class Routers:
             sent = (chosen[self._inputs].flatten() for _, chosen in self._router_outputs())
             self._load += torch.stack([torch.bincount(each, minlength=experts) for each in sent])
 
-    def rest(self) -> None:
+    def stop_following(self) -> None:
         """Let the model route by itself until `follow_engine`."""
         self._given, self._outputs = None, {}
 

@@ -177,7 +177,7 @@ def warm_start(
         if progress.stride <= 0:
             raise BandNotReached(_describe_failure(progress.curve, settings))
         _learn(student, progress, follower)
-        _judge(student, progress, meter.measure(), settings.high)
+        _apply_measurement(student, progress, meter.measure(), settings.high)
         step, reward = progress.curve[-1]
         log.info("warm_start.measured", step=step, reward=round(reward, 4), stride=progress.stride)
         follower.save(progress)
@@ -221,7 +221,7 @@ def _learn(student: _Student, progress: SearchProgress, follower: Follower) -> N
         follower.after_step(progress.steps + progress.done, None)
 
 
-def _judge(student: _Student, progress: SearchProgress, reward: float, high: float) -> None:
+def _apply_measurement(student: _Student, progress: SearchProgress, reward: float, high: float) -> None:
     """Take in a measurement: go on from here, or undo the steps and take fewer."""
     progress.taken += progress.done
     progress.reward = reward

@@ -205,7 +205,7 @@ class Objective:
             all_sequences: Number of sequences, also those without a trained token; None: every sequence has one.
             bounds: Result of `bounds` for the minibatch.
         """
-        kept = None if self.count_rejected else self._after_loss(tokens.detach(), bounds).tokens.kept
+        kept = None if self.count_rejected else self._compute_terms(tokens.detach(), bounds).tokens.kept
         return totals_of(tokens.sequences, kept, all_sequences)
 
     def compute_loss_share(
@@ -216,7 +216,7 @@ class Objective:
         `trainers.losses.metrics` combines the metrics of parts. Raises UsageError for missing input, such as the bounds
         of the minibatch, which cannot be computed from a part.
         """
-        prepared, terms, metrics = self._after_loss(tokens, bounds)
+        prepared, terms, metrics = self._compute_terms(tokens, bounds)
         metrics["tokens"] = torch.full((), terms.numel(), dtype=torch.float64, device=terms.device)
         if self.kl is not None:
             divergence = self.kl.terms(tokens)
@@ -235,7 +235,7 @@ class Objective:
         kept = None if self.count_rejected else prepared.kept
         return self.aggregate(terms, tokens.sequences, kept, totals), metrics
 
-    def _after_loss(self, tokens: TrainedTokens, bounds: M2Bounds | None) -> _Terms:
+    def _compute_terms(self, tokens: TrainedTokens, bounds: M2Bounds | None) -> _Terms:
         """Return the loss's terms with the correction's weights, and the tokens without rejected ones."""
         if bounds is None and self.loss.func in _BOUNDS:
             raise UsageError(
@@ -329,9 +329,9 @@ def objective_of(
         raise UsageError(f"trainer.entropy: the weight must be finite, got {entropy}")
     tokens, totals = _example()
     # The functions refuse values out of range.
-    with _blame("trainer.aggregation"):
+    with _naming_table("trainer.aggregation"):
         aggregate(torch.zeros(2), tokens.sequences, None, totals)
-    with _blame("trainer.correction"):
+    with _naming_table("trainer.correction"):
         weighing = [named for correct, named in corrections if correct(tokens).weights is not None]
     if len(weighing) > 1:
         raise UsageError(
@@ -343,7 +343,7 @@ def objective_of(
             f"trainer.loss: {name} already corrects for the sampling policy, so trainer.correction must not weigh "
             f"tokens, as {weighing[0]} does: take `rejection` or `veto`, which only reject tokens, or leave it out"
         )
-    with _blame("trainer.loss"):
+    with _naming_table("trainer.loss"):
         share, _ = objective.compute_loss_share(tokens, totals, objective.bounds(tokens))
         if not share.requires_grad:
             raise UsageError("the loss has no gradient: compute it from TrainedTokens.logprobs without `detach`")
@@ -359,7 +359,7 @@ def _check_finite(tokens: TrainedTokens) -> None:
 
 
 @contextmanager
-def _blame(where: str) -> Iterator[None]:
+def _naming_table(where: str) -> Iterator[None]:
     """Add the name of the table to an error."""
     try:
         yield

@@ -172,7 +172,7 @@ class Pipeline:
 
     @property
     def has_store_check(self) -> bool:
-        """Whether a check of the store has ended, and `take_whole` returns what it found."""
+        """Whether a check of the store has ended, and `take_store_check` returns what it found."""
         return self._store_check is not None and self._store_check.done()
 
     def take_version(self) -> MadeVersion:
@@ -190,7 +190,7 @@ class Pipeline:
             check = partial(self._uploader.reupload_lost_version, read=read, apply=apply, given_up=self._closed)
             self._store_check = self._upload_thread.submit(check)
 
-    def take_whole(self) -> WeightsPublished | None:
+    def take_store_check(self) -> WeightsPublished | None:
         """Return the event of whole weights that a store check uploaded, if any. Call it before `take_version`."""
         check, self._store_check = self._store_check, None
         try:

@@ -30,7 +30,7 @@ from headrace.schemas.ids import now_ms
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, Position, WeightsPublished
 from headrace.schemas.topics import checkpoint_key, policy_of, trainer_component, variant_of
 from headrace.trainers.learner.checkpoint import Stored, Storing
-from headrace.trainers.learner.device_changes import find_changes_for
+from headrace.trainers.learner.device_changes import choose_change_finder
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.lost_objects import find_lost_object
@@ -80,7 +80,7 @@ class VersionUploader:
         self._shard_bytes = shard_bytes
         self._run, self._policy_variant = run, policy_variant
         self._settings = run.recipe.trainer_of(policy_variant)
-        self._find = find_changes_for(self._settings.device)
+        self._find = choose_change_finder(self._settings.device)
 
     def upload_version(
         self, named: Mapping[str, Tensor], version: int, *, epoch: int = 0, given_up: threading.Event | None = None

@@ -159,7 +159,7 @@ class Pipeline:
         if self.asked_to_check is None and not self._found:
             self.asked_to_check = read, apply
 
-    def take_whole(self) -> WeightsPublished | None:
+    def take_store_check(self) -> WeightsPublished | None:
         return self._found.pop()
 
     @property

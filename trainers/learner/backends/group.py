@@ -43,7 +43,7 @@ from headrace.trainers.learner.checkpoint import Checkpoint, Stored, Storing
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.lora import Adapter
 from headrace.trainers.learner.model import empty_model, pin_threads, to_torch
-from headrace.trainers.learner.numerics import fingerprint_numerics, plug_in_parts
+from headrace.trainers.learner.numerics import fingerprint_numerics, fingerprint_plug_ins
 from headrace.trainers.learner.serial_executor import SerialExecutor
 from headrace.trainers.learner.shard_index import Index
 
@@ -68,17 +68,17 @@ def lead_group() -> Iterator[None]:
         return
     _join()
     if dist.get_rank() > 0:
-        _follow()
+        _run_commands()
         _leave()
         raise SystemExit(0)
     try:
         yield
     except HeadraceError:
         with suppress(RuntimeError):  # the others may have ended by the same failure
-            _say("leave")
+            _send_command("leave")
         _uploads().close()
         raise
-    _say("leave")
+    _send_command("leave")
     _leave()
 
 
@@ -90,7 +90,7 @@ def build_learner(
     The weights are those of `model` in the leader. Raises UsageError for settings that only one process supports.
     """
     if not dist.is_initialized():
-        _refuse_other_numbers(settings, 1)
+        _check_process_count(settings, 1)
         return Learner(model, settings, seed, adapter)
     if adapter is not None and (adapter.is_merged or settings.tensor_parallel > 1):
         raise UsageError(
@@ -101,9 +101,9 @@ def build_learner(
     return LeadingLearner(model, settings, seed, adapter)
 
 
-def numerics_here(settings: TrainerSettings) -> dict[str, str]:
+def fingerprint_here(settings: TrainerSettings) -> dict[str, str]:
     """Return the fingerprint of a learner with these settings in this process."""
-    alone = {**fingerprint_numerics(settings.device), **plug_in_parts(settings)}
+    alone = {**fingerprint_numerics(settings.device), **fingerprint_plug_ins(settings)}
     if not dist.is_initialized():
         return alone
     return {**alone, **_kind(settings).fingerprint_on(dist.get_world_size())}
@@ -124,11 +124,11 @@ class LeadingLearner(Learner):
         seed: int = 1,
         adapter: Adapter | None = None,
     ) -> None:
-        _refuse_other_numbers(settings, dist.get_world_size())
+        _check_process_count(settings, dist.get_world_size())
         LeadingLearner._newest = self
         _uploads().give_up()
         lora = (adapter.settings, adapter.seed) if adapter is not None else None
-        _say(
+        _send_command(
             "build",
             model.config,
             settings,
@@ -141,7 +141,7 @@ class LeadingLearner(Learner):
 
     def _announce(self, command: str, *arguments: object) -> None:
         assert LeadingLearner._newest is self, "the others have built another learner since"  # noqa: S101 - a mistake
-        _say(command, *arguments)
+        _send_command(command, *arguments)
 
     def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
         """See `Learner.apply_settings`; the call is announced to the others. The matrices stay cut as they are."""
@@ -158,21 +158,21 @@ class LeadingLearner(Learner):
         shapes = {path: tensor.shape for path, tensor in checkpoint.tensors.items()}
         version = self.trained.check(shapes, checkpoint.metadata)
         whole = {path: to_torch(tensor) for path, tensor in checkpoint.tensors.items()}
-        self._announce("load_outline", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
+        self._announce("load_from_leader", version, {path: (one.dtype, one.shape) for path, one in whole.items()})
         self.trained.load_whole(version, list(whole), whole.__getitem__)
 
     def load_stored(self, objects: ObjectSource, index: Index, parts: Sequence[NamedObject]) -> None:
         """See `Learner.load_stored`: each process reads its own parts."""
         run = cast("Run", objects)  # only a single process learns from an archive
         version = self.trained.check(index.shapes, index.metadata)
-        self._announce("load_ours", replace(run), version, index, parts)
+        self._announce("load_own_parts", replace(run), version, index, parts)
         self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
 
 
 class _FollowingLearner(Learner):
     """A follower's learner."""
 
-    def load_outline(self, version: int, outline: _Outline) -> None:
+    def load_from_leader(self, version: int, outline: _Outline) -> None:
         """Take this process's parts of the tensors that the leader reads."""
 
         def room(path: str) -> torch.Tensor:
@@ -185,7 +185,7 @@ class _FollowingLearner(Learner):
         """Copy and store this process's parts. The leader reports failures."""
         return partial(_await_stored, _uploads().begin(run, self))
 
-    def load_ours(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
+    def load_own_parts(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
         """Read this process's parts of a checkpoint."""
         with suppress(HeadraceError):  # the leader raises the same error, and may try another checkpoint
             self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
@@ -242,7 +242,7 @@ def _join() -> None:
     log.info("group.joined", rank=dist.get_rank(), processes=dist.get_world_size())
 
 
-def _follow() -> None:
+def _run_commands() -> None:
     """Run the leader's commands until it leaves. Ignore signals: the leader handles them for all processes."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -279,7 +279,7 @@ def _build(
     return _FollowingLearner(model, settings, seed, adapter, _build_backend(settings))
 
 
-def _refuse_other_numbers(settings: TrainerSettings, processes: int) -> None:
+def _check_process_count(settings: TrainerSettings, processes: int) -> None:
     asked = settings.tensor_parallel
     if asked not in {1, processes}:
         raise UsageError(
@@ -310,7 +310,7 @@ def _uploads() -> _Uploads:
     return _Uploads()
 
 
-def _say(*command: object) -> None:
+def _send_command(*command: object) -> None:
     dist.broadcast_object_list([command], 0, _commands())
 
 
