@@ -109,7 +109,7 @@ class Chat:
     @property
     def messages(self) -> tuple[dict[str, Any], ...]:
         """The conversation so far; answers are sampled texts without the special end token."""
-        self._settle()
+        self._add_answer_message()
         return tuple(self._messages)
 
     @property
@@ -127,7 +127,7 @@ class Chat:
 
     def add(self, *messages: Message) -> None:
         """Append messages of a user, a tool or the system. Raises TypeError as the class does."""
-        self._settle()
+        self._add_answer_message()
         self._messages += check_messages("messages", messages)
 
     async def generate(self, **sampling: Unpack[SamplingOptions]) -> Generation:
@@ -136,7 +136,7 @@ class Chat:
         If the context is full, the generation has no token, its finish_reason is "length", and nothing is recorded.
         Raises ChatError if the first prompt does not fit, or if the template does not show tools.
         """
-        self._settle()
+        self._add_answer_message()
         if not await self._extend():
             self._last = None
             return Generation(records.no_ints(), records.no_floats(), (), "length")
@@ -153,7 +153,7 @@ class Chat:
         made = [transcript.sequence(reward, baseline) for transcript in self._transcripts]
         return tuple(replace(one, parent=one.parent + first) if one.parent >= 0 else one for one in made)
 
-    def _settle(self) -> None:
+    def _add_answer_message(self) -> None:
         """Turn the newest answer into a message, and update the text of the sequence."""
         if self._open is None:
             return

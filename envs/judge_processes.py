@@ -64,7 +64,7 @@ class JudgeProcesses:
             if child is None:
                 child, limit_s = self._start(), self._first_limit_s
                 if not self._is_proven:
-                    self._prove(child)
+                    self._check_can_answer(child)
             answer = _ask(child, _encode(given, gold), limit_s)
             return answer == b"true\n"
         finally:
@@ -78,7 +78,7 @@ class JudgeProcesses:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
         )
 
-    def _prove(self, child: subprocess.Popen[bytes]) -> None:
+    def _check_can_answer(self, child: subprocess.Popen[bytes]) -> None:
         """Raise JudgeBroken, with what a further child writes, if a child cannot answer."""
         if _ask(child, _encode(*PROBE), self._first_limit_s) is None:
             raise JudgeBroken(

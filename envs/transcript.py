@@ -71,7 +71,7 @@ class Transcript:
                 f"{len(generation.logprobs)} log-probabilities and {counted} versions",
             )
         if generation.routing is not None:
-            self._route(generation.routing, length)
+            self._append_routing(generation.routing, length)
         own = None if reward is None else check_number("the reward of a turn", reward)
         span = records.Span("generated", length, self.turn, own, generation.finish_reason, generation.sampling)
         self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
@@ -92,10 +92,10 @@ class Transcript:
             reward=None if reward is None else check_number("the reward of a sequence", reward),
             baseline=None if baseline is None else check_number("the baseline of a sequence", baseline),
             spans=tuple(self._spans),
-            routing=self._mark_recorded(),
+            routing=self._build_routing(),
         )
 
-    def _route(self, routing: npt.NDArray[np.uint8 | np.uint16], length: int) -> None:
+    def _append_routing(self, routing: npt.NDArray[np.uint8 | np.uint16], length: int) -> None:
         """Keep the experts of tokens that no earlier generation recorded, so each token has its first experts."""
         if len(routing) != len(self._ids) + length - 1:
             raise TranscriptError(
@@ -104,7 +104,7 @@ class Transcript:
             )
         self._routing.append(routing[sum(map(len, self._routing)) :])
 
-    def _mark_recorded(self) -> records.Routing | None:
+    def _build_routing(self) -> records.Routing | None:
         if not self._routing:
             return None
         whole = np.concatenate(self._routing)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.ops.first_decision import is_first_training_decision
-from headrace.schemas.episode_errors import describe_error, kind_of
+from headrace.schemas.episode_errors import describe_error, error_key_of
 from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, Outcome
 
 MOST_KINDS_OF_RUN = 1000
@@ -73,7 +73,7 @@ class ErrorsFold:
         if not is_first_training_decision(outcome):
             return
         for error in outcome.errors:
-            kind = outcome.stream, *kind_of(error)
+            kind = outcome.stream, *error_key_of(error)
             before = self._first.get(kind)
             is_new = before is None and len(self._first) < MOST_KINDS_OF_RUN
             if is_new or (before is not None and error.has_traceback and not before.has_traceback):
@@ -85,7 +85,7 @@ class ErrorsFold:
     def fold_evaluation(self, result: EvalResult) -> None:
         """Take in the result of an evaluation."""
         for error in result.errors:
-            kind = f"eval.{result.workflow}", *kind_of(error)
+            kind = f"eval.{result.workflow}", *error_key_of(error)
             if kind not in self._first and len(self._first) < MOST_KINDS_OF_RUN:
                 self._first[kind] = ErrorSeen(*_list_fields(error), result.workflow, -1, version=result.version)
             if kind in self._first:

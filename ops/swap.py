@@ -13,9 +13,9 @@ from pathlib import Path
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.plug_in_sources import curator_plug_ins, find_source_differences, newest_sources, sources_of
-from headrace.infra.recipe.recipe_file import replace_chain
+from headrace.infra.recipe.recipe_file import replace_chain_from_file
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import build_revision, write_later
+from headrace.infra.run.revisions import build_revision, write_later_revision
 from headrace.infra.run.run import Run, RunEnded, read_revisions
 from headrace.schemas.records import RecipeRevision
 
@@ -51,7 +51,7 @@ def swap(run: Run, path: Path, *, dry_run: bool = False) -> Swap:
         reports.append(report)
         return revision
 
-    revision = write_later(run.address, settle)
+    revision = write_later_revision(run.address, settle)
     return replace(reports[-1], swapped=revision is not None)
 
 
@@ -60,7 +60,7 @@ def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
     revisions = read_revisions(run.address)
     newest = revisions[-1]
     old = Recipe.from_json(newest.recipe)
-    new = replace_chain(old, path)
+    new = replace_chain_from_file(old, path)
     for policy_variant in new.policy_variants:
         try:
             load_policy_chain(new, policy_variant)

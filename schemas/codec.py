@@ -21,7 +21,7 @@ from fastavro.schema import fingerprint, to_parsing_canonical_form
 from headrace.schemas.avro import RECORD_NAMESPACE, Convert, Plain, SchemaError, decoder_of, encoder_of, schema_of
 from headrace.schemas.reading import REFUSALS, Reader, build_reader
 from headrace.schemas.records import RECORDS
-from headrace.schemas.writers import parse_foreign_schema, weigh
+from headrace.schemas.writers import parse_foreign_schema, refuse_oversized_body
 
 AVRO_MAGIC = b"\xc3\x01"
 AVRO_HEADER_BYTES = 10
@@ -251,7 +251,7 @@ def _find_writer_schema(data: bytes) -> Plain:
 def _read(data: bytes, form: Form) -> Any:
     if data[:AVRO_HEADER_BYTES] == AVRO_MAGIC + form.fingerprint:
         try:
-            weigh(form.schema, memoryview(data)[AVRO_HEADER_BYTES:])
+            refuse_oversized_body(form.schema, memoryview(data)[AVRO_HEADER_BYTES:])
             found, end = form.read(data, AVRO_HEADER_BYTES)
         except REFUSALS:
             end = -1
@@ -279,7 +279,7 @@ def _read_body(data: bytes, writer: Plain, reader: Plain | None, name: str) -> P
     body = io.BytesIO(data)
     body.seek(AVRO_HEADER_BYTES)
     try:
-        weigh(writer, memoryview(data)[AVRO_HEADER_BYTES:])
+        refuse_oversized_body(writer, memoryview(data)[AVRO_HEADER_BYTES:])
         found: Any = schemaless_reader(body, writer, reader)
     except SchemaError as error:
         raise SchemaError(f"{name}: {error}") from None

@@ -16,7 +16,7 @@ REPORTED = (*RAISED, "unreachable", "poison")
 """Failure reasons that are reported; the others come from a run's end or a late evaluation."""
 
 
-def kind_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
+def error_key_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
     """Return the key by which failures count as one error: reason, type, and location.
 
     Messages are left out, because they differ from task to task for errors of the same line. Without a location the
@@ -30,10 +30,10 @@ def group_errors(failures: Collection[Failure]) -> tuple[EpisodeError, ...]:
     """Return the errors of a group's failed episodes, for its outcome."""
     first: dict[tuple[str, str, str], Failure] = {}
     counts: dict[tuple[str, str, str], int] = {}
-    traced = {kind_of(failure) for failure in failures if failure.traceback}
+    traced = {error_key_of(failure) for failure in failures if failure.traceback}
     for failure in failures:
         if failure.reason in REPORTED:
-            kind = kind_of(failure)
+            kind = error_key_of(failure)
             first.setdefault(kind, failure)
             counts[kind] = counts.get(kind, 0) + 1
     kinds = sorted(first, key=lambda kind: -counts[kind])[:MOST_KINDS_OF_TASK]

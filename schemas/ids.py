@@ -18,7 +18,7 @@ LONGEST_NAME = 1000
 repeated up to this length."""
 
 
-def list_long_names(record: object, names: Iterable[str]) -> list[str]:
+def describe_long_fields(record: object, names: Iterable[str]) -> list[str]:
     """Return, for each of these texts of a record that is longer than LONGEST_NAME, what is wrong with it."""
     lengths = {name: len(getattr(record, name)) for name in names}
     return [

@@ -84,7 +84,7 @@ def _find_full_name(schema: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------------------- bytes
 
 
-def weigh(schema: Plain, body: memoryview) -> None:
+def refuse_oversized_body(schema: Plain, body: memoryview) -> None:
     """Walk a large body by its writer's schema, without building values.
 
     Raises SchemaError for more than MOST_VALUES values, and for lengths that pass the end.
@@ -113,7 +113,7 @@ class _Scale:
         elif schema in self._named:
             self._walk_record(self._named[schema])
         elif schema != "null":
-            self._scalar(schema)
+            self._walk_scalar(schema)
 
     def _walk_object(self, schema: Plain) -> None:
         kind = schema["type"]
@@ -143,7 +143,7 @@ class _Scale:
                     self._skip(self._read_long())
                 self.walk(items)
 
-    def _scalar(self, kind: str) -> None:
+    def _walk_scalar(self, kind: str) -> None:
         if kind in ("bytes", "string"):
             self._skip(self._read_long())
         elif kind == "double":

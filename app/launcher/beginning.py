@@ -20,7 +20,7 @@ from headrace.infra.run.revisions import (
     read_first_revision,
     read_known_revisions,
     read_topic_specs,
-    write_later,
+    write_later_revision,
     write_revision,
 )
 from headrace.infra.run.run import Run, join
@@ -101,7 +101,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         write_revision(address.connection, recipe.topics.recipe, revision)
     elif revision is not None:
         newest_before = read_known_revisions(address)[-1].revision
-        revision = write_later(address, settle)
+        revision = write_later_revision(address, settle)
     run = join(address)
     if first is None:  # another may have begun it at the same moment: the oldest revision is the run's
         refuse_other(run, recipe, own_run_id)

@@ -28,7 +28,7 @@ from headrace.ops.figures.pulse import Pulse
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.ops.figures.weights_figures import is_alive
-from headrace.schemas.episode_errors import kind_of
+from headrace.schemas.episode_errors import error_key_of
 from headrace.schemas.ids import now_ms
 
 REFRESH_S = 0.5
@@ -130,7 +130,7 @@ class LivePage:
         """Print each error once, without a live page."""
         for error in errors:
             what = "held out" if error.version >= 0 else error.component
-            self._print_once((error.stream, what, *kind_of(error.first)), error.sentence, "red")
+            self._print_once((error.stream, what, *error_key_of(error.first)), error.sentence, "red")
 
     def _print_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
         """Print a line once, without a live page."""

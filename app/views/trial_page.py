@@ -21,7 +21,7 @@ from headrace.app.views.inspection_page import (
     token_table,
 )
 from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
-from headrace.schemas.episode_errors import describe_error, kind_of
+from headrace.schemas.episode_errors import describe_error, error_key_of
 
 if TYPE_CHECKING:  # the trial needs torch, and its page does not
     from headrace.ops.offline.trial import EpisodeFailed, Tried
@@ -173,7 +173,7 @@ def _show_failures(tried: Tried) -> Iterator[RenderableType]:
     yield Text(f"{len(tried.failures)} of {tried.episodes} episodes failed", style="bold red")
 
     def kind(failed: EpisodeFailed) -> tuple[str, str, str]:
-        return kind_of(failed.failure)
+        return error_key_of(failed.failure)
 
     for _, several in groupby(sorted(tried.failures, key=kind), key=kind):
         first, *others = several

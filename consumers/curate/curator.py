@@ -34,8 +34,8 @@ from headrace.infra.kafka.decoding import (
     LARGEST_LEAP,
     MOST_EPISODES,
     MessageRefused,
+    decode_own_stamp,
     decode_record,
-    stamp_own,
 )
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
@@ -54,7 +54,7 @@ from headrace.infra.run.revisions import join_to_write
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.headers import Stamp
-from headrace.schemas.ids import list_long_names
+from headrace.schemas.ids import describe_long_fields
 from headrace.schemas.records import TrajectoryGroup
 from headrace.schemas.topics import policy_of
 
@@ -216,7 +216,7 @@ class CuratorPartition:
         return self._build_dead_letter(message, MessageRefused("algorithm_failed", str(error)))
 
     def _read_stamp(self, message: Message) -> Stamp:
-        stamp = stamp_own(message, self._context.run_id)
+        stamp = decode_own_stamp(message, self._context.run_id)
         if stamp.policy != self._context.policy:
             raise MessageRefused(
                 "misrouted",
@@ -256,7 +256,7 @@ class CuratorPartition:
                     "undecodable",
                     f"the {name} in the record's value is {found!r:.80}, but in its headers {named!r:.80}",
                 )
-        if wrong := list_long_names(group, ("task_id", "tier", "reason")):
+        if wrong := describe_long_fields(group, ("task_id", "tier", "reason")):
             raise MessageRefused("unusable", f"the group has texts that are too long: {'; '.join(wrong)}")
         if (count := len(group.trajectories)) > MOST_EPISODES:
             raise MessageRefused("unusable", f"a group may have at most {MOST_EPISODES} trajectories; got {count}")

@@ -13,7 +13,7 @@ import time
 
 from headrace.infra.kafka.clients import Message, fetch_stable_ends
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, verdict_of
-from headrace.infra.kafka.decoding import MessageRefused, stamp_own
+from headrace.infra.kafka.decoding import MessageRefused, decode_own_stamp
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import read_newest_snapshot
@@ -106,7 +106,7 @@ class IssuedNumbers:
 
     def _fold_task(self, message: Message) -> None:
         try:
-            stamp = stamp_own(message, self._run.run_id)
+            stamp = decode_own_stamp(message, self._run.run_id)
         except MessageRefused:  # the workers write its dead letter
             return
         if stamp.stream in self._next and message.topic == self._run.topics.tasks(stamp.stream):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.consumers.evaluate.pass_at_k import mean_pass_at_k
 from headrace.infra.recipe.settings import Recipe
-from headrace.schemas.episode_errors import group_errors, kind_of
+from headrace.schemas.episode_errors import error_key_of, group_errors
 from headrace.schemas.headers import HeaderError, Headers, Stamp
 from headrace.schemas.records import EpisodeError, EvalResult, Failure, TierResult, TrajectoryGroup
 
@@ -154,7 +154,7 @@ class _Open:
             return
         self.found[number] = answers
         for error in errors:
-            kind = kind_of(error)
+            kind = error_key_of(error)
             if (before := self.errors.get(kind)) is not None:
                 self.errors[kind] = replace(before, episodes=before.episodes + error.episodes)
             elif len(self.errors) < MOST_OPEN_ERRORS:
@@ -267,7 +267,9 @@ class EvaluationFold:
             one = self._open.setdefault(EvaluationId(*key), _Open(len(self._by_revision), self.problems, {}))
             one.found[number] = Answers(**answers)
         for *key, errors in state.get("errors", ()):
-            self._open[EvaluationId(*key)].errors = {kind_of(one): one for one in (EpisodeError(**e) for e in errors)}
+            self._open[EvaluationId(*key)].errors = {
+                error_key_of(one): one for one in (EpisodeError(**e) for e in errors)
+            }
         self._cut = {EvaluationId(*key) for key in state.get("cut", self._open)}
 
 

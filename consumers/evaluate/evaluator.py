@@ -20,7 +20,7 @@ from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Rol
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
-from headrace.schemas.ids import list_long_names
+from headrace.schemas.ids import describe_long_fields
 from headrace.schemas.records import EvalResult, RecipeRevision, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR
 
@@ -105,7 +105,7 @@ class Evaluator:
                 f"n_asked must be 0 to {MOST_EPISODES}, and so must the number of trajectories; got n_asked = "
                 f"{group.n_asked} and {len(group.trajectories)} trajectories",
             )
-        if wrong := list_long_names(group, ("stream", "task_id", "tier", "reason")):
+        if wrong := describe_long_fields(group, ("stream", "task_id", "tier", "reason")):
             raise MessageRefused("unusable", f"the group has texts that are too long: {'; '.join(wrong)}")
         return group
 

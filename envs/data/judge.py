@@ -119,7 +119,7 @@ class Judge:
         reply = self._verdicts.find(identity)
         if reply is not None:
             return self._read_verdict(reply)
-        reply = self._ask(asked)
+        reply = self._request_reply(asked)
         score = self._read_verdict(reply)
         self._verdicts.keep(identity, reply)
         return score
@@ -144,7 +144,7 @@ class Judge:
             raise JudgeError(f"judge {self._model} must divide by a number above 0; its verdict is {verdict[0]!r}")
         return min(max(float(verdict["number"]) / most, 0.0), 1.0)
 
-    def _ask(self, asked: str) -> str:
+    def _request_reply(self, asked: str) -> str:
         """Ask until there is a reply or the time is over."""
         end, pauses = time.monotonic() + self._limit_s, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:

@@ -83,13 +83,13 @@ async def _verify(
     generation = await actor.generate(transcript.ids)
     transcript.add_generation(generation)
     output = actor.decode(generation.ids)
-    verdict = verdict_of(output)
+    verdict = find_verdict(output)
     reward = float(verdict == ("approve" if score.reward >= RIGHT else "reject"))
     parts = {"rejected": float(verdict == "reject"), "readable": float(verdict is not None)}
     return output, verdict, RoleTrajectory(reward, (transcript.sequence(reward=reward),), parts)
 
 
-def verdict_of(output: str) -> Judgement | None:
+def find_verdict(output: str) -> Judgement | None:
     """Return the word in the last `<verify>` tag; else the only verdict word in the text; else None.
 
     Without a verdict there is no second attempt, and no reward for the verifier.

@@ -94,7 +94,7 @@ class Archive:
                     count, behind = count + 1, message.offset
                     yield message
         except (OSError, ObjectMissing, ObjectCorrupt) as error:
-            _pass_on_of_this_machine(error)
+            _raise_if_local_fault(error)
             raise wrong(f"cannot be read ({error})") from error
         except (ValueError, KeyError, EOFError, TypeError, IndexError) as error:  # as fastavro raises on odd bytes
             raise wrong(f"cannot be decoded ({type(error).__name__}: {error})") from error
@@ -127,7 +127,7 @@ class Archive:
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except (OSError, ObjectMissing, ObjectCorrupt) as error:
-                _pass_on_of_this_machine(error)
+                _raise_if_local_fault(error)
                 raise ArchiveCorrupt(f"{where} cannot be read ({error}): put the object back from a copy") from error
             if digest != listed.sha256:
                 raise ArchiveCorrupt(
@@ -169,7 +169,7 @@ class Archive:
         return self.open_object(claim.key)
 
 
-def _pass_on_of_this_machine(error: Exception) -> None:
+def _raise_if_local_fault(error: Exception) -> None:
     """Raise the error if its cause is this machine, not the archive."""
     if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
         raise error

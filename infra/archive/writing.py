@@ -113,17 +113,17 @@ class ArchiveWriter:
         files = [file for topic in manifest.topics.values() for series in topic.partitions for file in series.files]
         names = {key: f"{OBJECTS}/{key}" for key in manifest.objects}
         sizes = self.location.measure_files([*(file.name for file in files), *names.values()])
-        self._require(files, sizes)
+        self._require_whole(files, sizes)
         for key, name in names.items():
             size = sizes.get(name)
-            if size != manifest.objects[key].size_bytes:  # the run's store may still have it: `look_again` asks
+            if size != manifest.objects[key].size_bytes:  # `retry_missing_objects` asks the run's store
                 why = "is gone" if size is None else f"has {size} bytes there now"
                 lost = manifest.objects.pop(key)
                 manifest.missing[key] = lost.model_copy(update={"why": f"{name} was in the archive, and {why}"})
         self.location.sweep({file.name for file in files}, manifest.objects.keys())
         return manifest
 
-    def _require(self, files: Sequence[ArchivedFile], sizes: Mapping[str, int]) -> None:
+    def _require_whole(self, files: Sequence[ArchivedFile], sizes: Mapping[str, int]) -> None:
         """Raise ArchiveCorrupt for a file that is missing or has another size."""
         for file in files:
             size = sizes.get(file.name, -1)
@@ -159,18 +159,18 @@ class ArchiveWriter:
 
         With `is_own`, for a message just encoded that names no object, decoding is not checked.
         """
-        schema, fingerprint = _schema_in(message.value) if is_own else self._schema_of(message)
+        schema, fingerprint = _schema_and_fingerprint(message.value) if is_own else self._schema_of(message)
         partition_id = (message.topic, message.partition)
         held = self._open.get(partition_id)
         if held is not None and fingerprint is not None and held.fingerprint != fingerprint:
-            self._cut(partition_id)
+            self._finish_file(partition_id)
             held = None
         if held is None:
             held = self._open[partition_id] = self._open_series(message, schema, fingerprint or b"")
         held.write(message, as_record=schema is not None)
         reach("archive.written")
         if held.size >= FILE_BYTES:
-            self._cut(partition_id)
+            self._finish_file(partition_id)
             self._save()
         else:
             self._save_if_due()
@@ -184,7 +184,7 @@ class ArchiveWriter:
         except SchemaError:
             self.raw += 1
             return None, None
-        for claim in self._claims(_name(schema), fields):
+        for claim in self._claims(_record_name_of(schema), fields):
             self._copy(claim)
         return schema, bytes(message.value[len(codec.AVRO_MAGIC) : codec.AVRO_HEADER_BYTES])
 
@@ -195,7 +195,7 @@ class ArchiveWriter:
         sync_marker = hashlib.sha256(named.encode()).digest()[:16]
         return ContainerWriter(path, partition_id, schema, fingerprint, sync_marker)
 
-    def _cut(self, partition_id: PartitionId) -> None:
+    def _finish_file(self, partition_id: PartitionId) -> None:
         """Close a partition's file and add it to the manifest in memory."""
         file, series = self._open[partition_id], self.manifest.series(partition_id)
         sha256, size = file.close()
@@ -205,7 +205,7 @@ class ArchiveWriter:
         series.files.append(
             ArchivedFile(
                 name=name,
-                schema_name=_name(file.schema) if file.schema else "",
+                schema_name=_record_name_of(file.schema) if file.schema else "",
                 fingerprint=file.fingerprint.hex(),
                 first_offset=file.first_offset,
                 last_offset=file.last_offset,
@@ -226,7 +226,7 @@ class ArchiveWriter:
             positions: Positions up to which partitions were read, if known, because their ends may have no records.
         """
         for partition_id in list(self._open):
-            self._cut(partition_id)
+            self._finish_file(partition_id)
         for partition_id, position in (positions or {}).items():
             series = self.manifest.series(partition_id)
             series.next_offset = max(series.next_offset, position)
@@ -287,9 +287,9 @@ class ArchiveWriter:
             schema, fields = codec.decode_as_written(path.read_bytes())
         except SchemaError:
             return []
-        return self._claims(_name(schema), fields)
+        return self._claims(_record_name_of(schema), fields)
 
-    def look_again(self) -> None:
+    def retry_missing_objects(self) -> None:
         """Try again to fetch missing objects."""
         for key, lost in list(self.manifest.missing.items()):
             self._copy(ClaimCheck(STORE_NAME, key, lost.sha256, lost.size_bytes))
@@ -311,11 +311,11 @@ class ArchiveWriter:
         self.location.release()
 
 
-def _schema_in(value: bytes) -> tuple[Plain, bytes] | tuple[None, None]:
+def _schema_and_fingerprint(value: bytes) -> tuple[Plain, bytes] | tuple[None, None]:
     return codec.schema_in(value), value[len(codec.AVRO_MAGIC) : codec.AVRO_HEADER_BYTES]
 
 
-def _name(schema: Plain) -> str:
+def _record_name_of(schema: Plain) -> str:
     return str(schema["name"]).removeprefix(f"{RECORD_NAMESPACE}.")
 
 

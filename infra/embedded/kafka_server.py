@@ -106,7 +106,7 @@ class EmbeddedKafka(ServerProcess):
         self._scratch.mkdir(exist_ok=True)
         (self.folder / "log4j2.xml").write_text(LOG4J)
         if not (self.folder / "data").exists():
-            self._format(jars)
+            self._format_log_folder(jars)
         return ServerCommand(
             command=[*self._build_java_command(jars, *self._aot_flags()), "kafka.Kafka", "server.properties"],
             logs=(self.folder / "kafka.log", self.folder / "stdout.log"),
@@ -156,7 +156,7 @@ class EmbeddedKafka(ServerProcess):
             os.pathsep.join(jars),
         ]
 
-    def _format(self, jars: list[str]) -> None:
+    def _format_log_folder(self, jars: list[str]) -> None:
         """Format the log directory `data` atomically.
 
         With `meta.properties` alone Kafka would start too, but without features such as KIP-848 groups, which are in

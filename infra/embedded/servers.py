@@ -165,9 +165,9 @@ class Servers:
 
     def is_answering(self) -> bool:
         """Return whether both servers answer now; this takes some seconds if a server does not answer."""
-        return all(ask() for ask in self._asks().values())
+        return all(ask() for ask in self._build_checks().values())
 
-    def _asks(self) -> dict[str, Ask]:
+    def _build_checks(self) -> dict[str, Ask]:
         connection, store = self.connection, self.store_address
         return {"broker": lambda: is_kafka_answering(connection), "object store": lambda: is_store_answering(store)}
 
@@ -177,10 +177,10 @@ class Servers:
         Probing starts with the first call. `revive` handles dead servers.
         """
         if not self._probes:
-            self._probes = {what: ServerProbe(ask) for what, ask in self._asks().items()}
+            self._probes = {what: ServerProbe(ask) for what, ask in self._build_checks().items()}
             for probe in self._probes.values():
                 probe.start()
-        silent = {what: one for what in self._probes if (one := self._silence(what)) is not None}
+        silent = {what: one for what in self._probes if (one := self._find_silence(what)) is not None}
         for what in silent.keys() - self._reported:
             self._say(escape(silent[what].sentence))
             log.warning("server.silent", server=what, since_ms=silent[what].since_ms)
@@ -190,7 +190,7 @@ class Servers:
         self._reported = (self._reported | set(silent)) - back
         return tuple(silent.values())
 
-    def _silence(self, what: str) -> Silence | None:
+    def _find_silence(self, what: str) -> Silence | None:
         since_ms = self._probes[what].silent_since_ms()
         own = {server.what: server for server in self._embedded}.get(what)
         if since_ms is None or (own is not None and own.pid is None):

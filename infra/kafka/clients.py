@@ -169,7 +169,7 @@ class Connection:
         lines = {} if LINES_ASKED_FOR & self.client.keys() else {"logger": LINES}
         return {
             "bootstrap.servers": self.bootstrap,
-            "error_cb": partial(_take_report, name_cluster(self)),
+            "error_cb": partial(_log_report, build_cluster_key(self)),
             "log_level": 0,  # librdkafka still writes a line on a fatal error
             **lines,
             "socket.keepalive.enable": True,
@@ -193,7 +193,7 @@ class RunAddress:
         return f"kafka://{self.connection.bootstrap}/{self.run}"
 
 
-def _take_report(cluster: str, error: KafkaError) -> None:
+def _log_report(cluster: str, error: KafkaError) -> None:
     """Log librdkafka's reports outside calls: unreachable brokers, refused credentials."""
     ENTRIES.note_report(cluster, error)
     if error.code() in AWAY_ERRORS:
@@ -374,13 +374,13 @@ def get_admin(connection: Connection) -> AdminClient:
     It is shared and cached. The first request of a new client may take 3 s, if librdkafka drops the bootstrap
     connection meanwhile; and a client without references loses its answers.
     """
-    cluster = name_cluster(connection)
+    cluster = build_cluster_key(connection)
     if cluster not in _admins:
         _admins[cluster] = AdminClient(connection.config())
     return _admins[cluster]
 
 
-def name_cluster(connection: Connection) -> str:
+def build_cluster_key(connection: Connection) -> str:
     """Return a key for a cluster and its client settings; it may contain a password."""
     return json.dumps([connection.bootstrap, dict(connection.client)])
 
@@ -434,7 +434,7 @@ def _fetch_offsets_patiently(
             code = error.args[0].code()
             end = end or time.monotonic() + SETTLING_S  # counted from the first answer, which may itself take longer
             if code in MOVED_LEADER:
-                _admins.pop(name_cluster(connection), None)
+                _admins.pop(build_cluster_key(connection), None)
             if code not in SETTLING or time.monotonic() > end:
                 raise translate_error(error, f"asking for the {what} of topics") from error
             time.sleep(0.05)

@@ -12,11 +12,11 @@ from headrace.infra.kafka.clients import (
     SETTLING_S,
     Connection,
     KafkaRefused,
+    build_cluster_key,
     call_patiently,
     fetch_end_offsets,
     fetch_stable_ends,
     get_admin,
-    name_cluster,
 )
 from headrace.infra.kafka.cluster_entry import ENTRIES
 
@@ -35,7 +35,7 @@ def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: fl
 
     Raises KafkaAway after `patience_s`, and NotLetIn at once if the cluster has never accepted this client.
     """
-    admin, cluster = get_admin(connection), name_cluster(connection)
+    admin, cluster = get_admin(connection), build_cluster_key(connection)
     waits = Backoff(FIRST_ANSWER_S, longest_answer_s)
 
     def ask() -> ClusterMetadata:

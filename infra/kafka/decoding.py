@@ -88,7 +88,7 @@ def decode_own(value: bytes, kind: type[R], run_id: str, describe: Callable[[R],
     return record
 
 
-def stamp_own(message: Message, run_id: str) -> Stamp:
+def decode_own_stamp(message: Message, run_id: str) -> Stamp:
     """Return the stamp in a message's headers. Raises MessageRefused as `undecodable` or `other_run`."""
     try:
         stamp = Stamp.from_headers(message.headers)

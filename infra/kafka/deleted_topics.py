@@ -40,7 +40,7 @@ class MissingTopics:
         self.since: dict[str, float] = {}
         """Time since which each topic is missing."""
 
-    def see(self, known: Collection[str] | None, now: float) -> str:
+    def note_existing(self, known: Collection[str] | None, now: float) -> str:
         """Take in the existing topics (None if Kafka does not answer); return a deleted topic, or an empty text."""
         if known is None:
             self.since = {}
@@ -74,7 +74,7 @@ class TopicWatch(threading.Thread):
     def look(self) -> None:
         """Check once."""
         before = self._missing.since
-        topic = self._missing.see(self._list_topics(), time.monotonic())
+        topic = self._missing.note_existing(self._list_topics(), time.monotonic())
         for name in self._missing.since.keys() - before.keys():
             log.warning("topic.gone", topic=name, partition=-1, patience_s=GONE_S)
         if topic:

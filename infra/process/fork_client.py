@@ -96,7 +96,7 @@ class ForkServer:
 
         def import_them() -> None:
             with self._lock, suppress(CannotFork):
-                self._have_imported(names)
+                self._import_missing(names)
 
         threading.Thread(target=import_them, name="fork-server-imports", daemon=True).start()
 
@@ -111,7 +111,7 @@ class ForkServer:
         """Fork a process as requested. Raises CannotFork if it did not begin."""
         with self._lock:
             self._send_preparation()
-            self._have_imported(request.imports)
+            self._import_missing(request.imports)
             with _adopt_orphans():
                 reply = self._ask(request, FORK_S)
         if "error" in reply:
@@ -130,7 +130,7 @@ class ForkServer:
             self._end()
             raise CannotFork(reply["error"])
 
-    def _have_imported(self, names: Sequence[str]) -> None:
+    def _import_missing(self, names: Sequence[str]) -> None:
         missing = [name for name in names if name not in self._imported]
         if not missing:
             return

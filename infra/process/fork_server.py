@@ -86,7 +86,7 @@ def serve(launcher: socket.socket, launcher_pid: int) -> ForkRequest | None:
             try:
                 os.environ.update(request.environment)
                 if request.log and not request.name:
-                    log_to(request.log)
+                    redirect_output(request.log)
                 import_all(request.imports)
                 if request.name and (between := fork_twice(request.name)):
                     break
@@ -97,7 +97,7 @@ def serve(launcher: socket.socket, launcher_pid: int) -> ForkRequest | None:
                     answer(launcher)
         else:
             return None
-    become(request, launcher, (launcher_pid, between))
+    set_up_fork(request, launcher, (launcher_pid, between))
     return request
 
 
@@ -106,7 +106,7 @@ def answer(launcher: socket.socket, **reply: Any) -> None:
     launcher.sendall(json.dumps(reply).encode() + b"\n")
 
 
-def log_to(path: str) -> None:
+def redirect_output(path: str) -> None:
     """Redirect standard output and standard error to a file. Raises OSError."""
     said = os.open(path, LOG_FLAGS, 0o666)
     for there in (1, 2):
@@ -155,7 +155,7 @@ def fork_twice(name: str) -> int:
     return between
 
 
-def become(request: ForkRequest, launcher: socket.socket, parents: tuple[int, int]) -> None:
+def set_up_fork(request: ForkRequest, launcher: socket.socket, parents: tuple[int, int]) -> None:
     """Set up a fork like a program started by the launcher: session, parent-death signal, log, name, random state.
 
     Then report to the launcher. If this fails or nobody listens, the fork ends here, before its component begins.

@@ -152,7 +152,7 @@ class Supervisor:
         for child in self.children:
             begun = threading.Event()
             keeper = threading.Thread(
-                target=self._keep, args=(child, turn, begun), name=f"keep-{child.name}", daemon=True
+                target=self._keep_running, args=(child, turn, begun), name=f"keep-{child.name}", daemon=True
             )
             self._keepers.append(keeper)
             keeper.start()
@@ -194,15 +194,15 @@ class Supervisor:
         """Return CPU seconds by name: of `process` and, as a part of it, `librdkafka`."""
         return self._cpu.seconds()
 
-    def _keep(self, child: Child, turn: threading.Event, begun: threading.Event) -> None:
+    def _keep_running(self, child: Child, turn: threading.Event, begun: threading.Event) -> None:
         """Run a child and restart it; begin when it is its turn, and set `begun` when it has begun."""
         turn.wait()
         try:
-            self._live_on(child, begun)
+            self._restart_until_over(child, begun)
         finally:
             begun.set()
 
-    def _live_on(self, child: Child, begun: threading.Event) -> None:
+    def _restart_until_over(self, child: Child, begun: threading.Event) -> None:
         life = self._lives[child.name]
         backoff = Backoff(self._patience.first_pause_s, self._patience.longest_pause_s)
         deaths = Deaths(self._patience)
@@ -210,14 +210,14 @@ class Supervisor:
         while not self._stop.is_set():
             began = time.monotonic()
             try:
-                self._live(child, life, begun)
+                self._run_once(child, life, begun)
             except OSError as error:
                 self._failures.append(GaveUp(f"{child.name} cannot be started ({child.command[0]}): {error}"))
                 life.state = "failed"
                 return
             lived = time.monotonic() - began
             deaths.count(life.exit_code, lived, self._progress())
-            if self._is_over(child, life, deaths):
+            if self._conclude_if_over(child, life, deaths):
                 return
             if lived >= self._patience.healthy_after_s:
                 backoff.reset()
@@ -230,7 +230,7 @@ class Supervisor:
                 log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
             self._report(child, life, reported)
             self._stop.wait(pause)
-            if self._is_over(child, life, deaths):  # a worker may see the end of the run before the launcher
+            if self._conclude_if_over(child, life, deaths):  # a worker may see the end of the run before the launcher
                 return
         life.state = "stopped"
 
@@ -260,20 +260,20 @@ class Supervisor:
             found.append(self._news.get())
         return found
 
-    def _is_over(self, child: Child, life: _Life, deaths: Deaths) -> bool:
+    def _conclude_if_over(self, child: Child, life: _Life, deaths: Deaths) -> bool:
         """Return whether an ended child must not be restarted, and note why."""
         if self._stop.is_set():
             life.state = "stopped"
         elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
         elif life.exit_code == USAGE_ERROR or deaths.has_too_many:
-            self._failures.append(self._give_up(child, life))
+            self._failures.append(self._build_failure(child, life))
             life.state = "failed"  # set last, because readers of this state then ask for the reason
         else:
             return False
         return True
 
-    def _live(self, child: Child, life: _Life, begun: threading.Event) -> None:
+    def _run_once(self, child: Child, life: _Life, begun: threading.Event) -> None:
         """Run a child once. Raises OSError if it cannot be started."""
         path = self._log_of(child)
         self._report_of(child).unlink(missing_ok=True)
@@ -317,7 +317,7 @@ class Supervisor:
     def _report_of(self, child: Child) -> Path:
         return self.logs.absolute() / f"{child.name}.end"
 
-    def _give_up(self, child: Child, life: _Life) -> GaveUp:
+    def _build_failure(self, child: Child, life: _Life) -> GaveUp:
         path = self._log_of(child)
         lines = life.report.lines[-LAST_LOG_LINES:] if life.report else read_last_lines(path, LAST_LOG_LINES)
         if life.exit_code == USAGE_ERROR:

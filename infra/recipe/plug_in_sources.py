@@ -48,7 +48,7 @@ _loaded: dict[str, PlugInSource] = {}
 """Sources by top-level module, as of the first request in this process."""
 
 
-def top_of(name: str) -> str:
+def top_module_of(name: str) -> str:
     """Return the top-level module of `package.module:Name`."""
     return name.partition(":")[0].partition(".")[0]
 
@@ -171,7 +171,7 @@ def newest_sources(revisions: Iterable[RecipeRevision]) -> dict[str, str]:
 
 def sources_of(names: Iterable[str]) -> dict[str, PlugInSource]:
     """Return the current source of every plug-in on this machine, by top-level module. Raises OSError."""
-    found = {top: read_source_on_disk(top) for top in dict.fromkeys(map(top_of, names))}
+    found = {top: read_source_on_disk(top) for top in dict.fromkeys(map(top_module_of, names))}
     return {top: source for top, source in found.items() if source is not None}
 
 
@@ -195,7 +195,7 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
     Raises OtherSource, with both hashes; or SourceChanged if a new process would load the right source.
     """
     for name, source in _find_differing(recorded, names):
-        top = top_of(name)
+        top = top_module_of(name)
         now = read_source_on_disk(top)
         hashes = f"has source hash {source.hash[:SHOWN_DIGITS]}, but the run uses {recorded[top][:SHOWN_DIGITS]}"
         if now is not None and now.hash == recorded[top]:
@@ -212,13 +212,13 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
 def warn_of_differing_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
     """Warn of plug-ins that differ from the run's, in commands that do not write to the run."""
     for name, source in _find_differing(recorded, names):
-        ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_of(name)][:SHOWN_DIGITS]
+        ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_module_of(name)][:SHOWN_DIGITS]
         why = f"{name} in {source.path} has source hash {ours}, but the run used {theirs}"
         log.warning("plug_in.differs", why=why)
 
 
 def _find_differing(recorded: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, PlugInSource]]:
     for name in names:
-        source = find_loaded_source(top_of(name))
-        if source is not None and recorded.get(top_of(name), source.hash) != source.hash:
+        source = find_loaded_source(top_module_of(name))
+        if source is not None and recorded.get(top_module_of(name), source.hash) != source.hash:
             yield name, source

@@ -39,7 +39,7 @@ _beside: list[str] = []
 """Folders of the recipes that this process has read."""
 
 
-def look_in(folders: Iterable[Path]) -> None:
+def add_search_folders(folders: Iterable[Path]) -> None:
     """Add a recipe's folders to the search for plug-ins."""
     _beside.extend(str(folder) for folder in folders if str(folder) not in _beside)
 

@@ -27,7 +27,7 @@ from headrace.infra.environment import (
 )
 from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
-from headrace.infra.recipe.plug_ins import look_in
+from headrace.infra.recipe.plug_ins import add_search_folders
 from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
@@ -88,7 +88,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
         raise UsageError(f"recipe {name_or_path} nests tables too deeply") from error
     refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
     check_client_settings(recipe.kafka.client, f"recipe {name_or_path}: kafka.client", alone=False)
-    look_in(draft.folders)
+    add_search_folders(draft.folders)
     return _check_round_trip(recipe, name_or_path)
 
 
@@ -112,7 +112,7 @@ def change_recipe(recipe: Recipe, name: str, sets: Sequence[str]) -> Recipe:
     return _set_all(draft, sets, name)
 
 
-def replace_chain(recipe: Recipe, path: Path) -> Recipe:
+def replace_chain_from_file(recipe: Recipe, path: Path) -> Recipe:
     """Return a recipe with the chain of a TOML file that holds only a chain.
 
     The chain is written as in a recipe (`chain` of `[curate]`, or `[[curate.chain]]` tables), or as `chain` alone. Adds
@@ -140,7 +140,7 @@ def replace_chain(recipe: Recipe, path: Path) -> Recipe:
         recipe = Recipe.model_validate(draft.table)
     except ValidationError as error:
         raise UsageError(_explain(error, draft, str(path))) from error
-    look_in(read.folders)
+    add_search_folders(read.folders)
     return _check_round_trip(recipe, str(path))
 
 
@@ -216,14 +216,14 @@ def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at:
         else:
             into[key] = value
             draft.origins = {path: who for path, who in draft.origins.items() if path[: len(here)] != here}
-            _note(draft, here, value, source)
+            _note_origin(draft, here, value, source)
 
 
-def _note(draft: Draft, here: KeyPath, value: Any, source: str) -> None:
+def _note_origin(draft: Draft, here: KeyPath, value: Any, source: str) -> None:
     draft.origins[here] = source
     if isinstance(value, dict):
         for key, inner in value.items():
-            _note(draft, (*here, key), inner, source)
+            _note_origin(draft, (*here, key), inner, source)
 
 
 def _set_all(draft: Draft, words: Sequence[str], name: str) -> Recipe:
@@ -256,7 +256,7 @@ def _set(draft: Draft, word: str) -> None:
     for depth in range(len(keys)):
         _check_name(draft, keys[: depth + 1], masked)
     for depth in range(len(keys) - 1):
-        table = _step(table, keys[: depth + 1], word)
+        table = _enter(table, keys[: depth + 1], word)
     value = _value_of(text)
     if isinstance(table, list):
         table[_parse_index(table, keys[-1], word)] = value
@@ -264,14 +264,14 @@ def _set(draft: Draft, word: str) -> None:
         table[keys[-1]] = value
     else:
         raise _no_table_error(keys[:-1], word, WHOLE)
-    _note(draft, tuple(int(key) if _is_index(key) else key for key in keys), value, f"{SET} {_cut(word)}")
+    _note_origin(draft, tuple(int(key) if _is_index(key) else key for key in keys), value, f"{SET} {_cut(word)}")
 
 
 def _is_index(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
-def _step(table: Any, keys: Sequence[str], word: str) -> Any:
+def _enter(table: Any, keys: Sequence[str], word: str) -> Any:
     *above, key = keys
     if isinstance(table, list):
         return table[_parse_index(table, key, word)]

@@ -196,7 +196,7 @@ def build_revision(run_id: str, number: int, recipe: Recipe, store: str, ended: 
 def write_revision(connection: Connection, topic: str, revision: RecipeRevision, first: bytes | None = None) -> None:
     """Write a run's first revision, or one without news, and return when the cluster has it.
 
-    Raises HeadraceError if the cluster refuses it. Use `write_later` for a later revision.
+    Raises HeadraceError if the cluster refuses it. Use `write_later_revision` for a later revision.
 
     Args:
         connection: The cluster.
@@ -223,7 +223,7 @@ def write_revision(connection: Connection, topic: str, revision: RecipeRevision,
         raise kind(f"cannot write the recipe to topic {topic}: {why}; check that Kafka runs and lets this client write")
 
 
-def write_later(address: RunAddress, settle: Callable[[], RecipeRevision | None]) -> RecipeRevision | None:
+def write_later_revision(address: RunAddress, settle: Callable[[], RecipeRevision | None]) -> RecipeRevision | None:
     """Write a later revision of a run and return it; None if there is nothing to write.
 
     All writers of later revisions share one transactional id, and each reads the topic after it has fenced the others.

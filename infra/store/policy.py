@@ -48,14 +48,14 @@ def build_policy(role: str, bucket: str, prefix: str = ANY_RUN) -> str:
     rights = STORE_ROLES[role]
     bucket_arn = f"arn:aws:s3:::{bucket}"
     probe = [f"{bucket_arn}/{PROBE_FOLDER}/*"] if rights.founds else []
-    written = _below(bucket_arn, prefix, rights.writes) + probe
+    written = _list_arns_below(bucket_arn, prefix, rights.writes) + probe
     statements = [
         _build_statement("List", ("s3:ListBucket",), [bucket_arn]),
         _build_statement(
-            "Read", ("s3:GetObject",), _below(bucket_arn, prefix, (*rights.reads, *rights.removes)) + written
+            "Read", ("s3:GetObject",), _list_arns_below(bucket_arn, prefix, (*rights.reads, *rights.removes)) + written
         ),
         _build_statement("Write", ("s3:PutObject", "s3:AbortMultipartUpload"), written),
-        _build_statement("Remove", ("s3:DeleteObject",), _below(bucket_arn, prefix, rights.removes)),
+        _build_statement("Remove", ("s3:DeleteObject",), _list_arns_below(bucket_arn, prefix, rights.removes)),
         _build_statement("Found", ("s3:CreateBucket",), [bucket_arn] if rights.founds else []),
     ]
     return json.dumps({"Version": "2012-10-17", "Statement": [s for s in statements if s["Resource"]]}, indent=2)
@@ -65,5 +65,5 @@ def _build_statement(name: str, actions: tuple[str, ...], resources: list[str]) 
     return {"Sid": name, "Effect": "Allow", "Action": list(actions), "Resource": resources}
 
 
-def _below(bucket_arn: str, prefix: str, kinds: tuple[str, ...]) -> list[str]:
+def _list_arns_below(bucket_arn: str, prefix: str, kinds: tuple[str, ...]) -> list[str]:
     return [f"{bucket_arn}/{prefix}{kind}/*" for kind in kinds]

@@ -100,7 +100,7 @@ def _is_router(module: Any) -> bool:
     return type(module).__name__.endswith(ROUTER)
 
 
-def compute_experts_plainly(model: Any) -> None:
+def use_plain_experts(model: Any) -> None:
     """On a CPU, compute one expert after the other, as the model's own code does.
 
     Its sums always have the order of the experts, and on a CPU it takes half the time of transformers' grouped kernels.

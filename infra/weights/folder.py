@@ -180,7 +180,7 @@ def _write_file(path: Path, pieces: Pieces) -> None:
         os.fsync(file.fileno())
 
 
-def restamp(folder: Path, weights_hash: str) -> None:
+def fill_in_hash(folder: Path, weights_hash: str) -> None:
     """Write a hash over `UNKNOWN_HASH`."""
     index = folder / INDEX
     path = index if index.exists() else folder / SINGLE

@@ -17,8 +17,8 @@ from headrace.infra.weights.folder import (
     UNKNOWN_HASH,
     WeightsFolder,
     copy_other_files,
+    fill_in_hash,
     open_weights,
-    restamp,
     write_weights,
 )
 from headrace.infra.weights.held import HeldWeights
@@ -65,12 +65,12 @@ def encode(base: Path, new: Path, out: Path, label: Label) -> EncodedDelta:
     Raises UsageError when `out` exists or a folder does not, WeightsError when a folder is incomplete or does not have
     the hash that it names, and NeedsAnchor when the two do not have the same tensors.
     """
-    _require(base, new)
+    _require_paths(base, new)
     if out.exists():
         raise UsageError(f"{out} exists already: name a new file")
     require_parent(out)
     before, after = open_weights(base), open_weights(new)
-    base_hash, new_hash = _hash_as_promised(base, before), _hash_as_promised(new, after)
+    base_hash, new_hash = _hash_and_compare(base, before), _hash_and_compare(new, after)
     data = encode_delta(before.tensors, after.tensors, label, hashes=(base_hash, new_hash))
     beside = out.with_name(f".{out.name}-{os.getpid()}")
     try:
@@ -89,7 +89,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
     and WeightsError when the base is incomplete or does not have the hash that it names, when a delta is damaged or has
     another base, or when its result does not have the hash that it names.
     """
-    _require(base, *deltas)
+    _require_paths(base, *deltas)
     opened = [open_delta(path) for path in deltas]
     source = open_weights(base)
     with write_new_folder(out) as folder:
@@ -97,7 +97,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
             copy_other_files(base, folder)
         write_weights(source.tensors, folder, UNKNOWN_HASH)
         copied = open_weights(folder, writable=True)
-        held = HeldWeights(copied.tensors, _hash_as_promised(base, source), copy=False)
+        held = HeldWeights(copied.tensors, _hash_and_compare(base, source), copy=False)
         unneeded = []
         for path, delta in zip(deltas, opened, strict=True):
             try:
@@ -107,7 +107,7 @@ def apply(base: Path, deltas: Sequence[Path], out: Path) -> Applied:
                 raise type(error)(f"{path}: {error}") from error
         for file in copied.files.values():
             file.flush()
-        restamp(folder, held.weights_hash)
+        fill_in_hash(folder, held.weights_hash)
     return Applied(held.weights_hash, tuple(unneeded))
 
 
@@ -116,7 +116,7 @@ def verify(path: Path) -> Verified:
 
     Raises UsageError when it does not exist, WeightsError for any damage.
     """
-    _require(path)
+    _require_paths(path)
     if _is_delta(path):
         delta = open_delta(path)
         for head, content in split_delta(delta):
@@ -131,10 +131,10 @@ def verify(path: Path) -> Verified:
         if path.is_dir() or not path.stat().st_size:
             raise
         raise WeightsError(f"{error}; it is not a delta object either") from error
-    return Verified("weights", _hash_as_promised(path, found), promised=bool(found.promised))
+    return Verified("weights", _hash_and_compare(path, found), promised=bool(found.promised))
 
 
-def _require(*paths: Path) -> None:
+def _require_paths(*paths: Path) -> None:
     """Raise UsageError for the first path that does not exist, or whose weights are in two files: a base, an adapter.
 
     Nothing is damaged then, the name is wrong.
@@ -146,7 +146,7 @@ def _require(*paths: Path) -> None:
             raise UsageError(f"{path} has an adapter beside its base model: name the adapter, {path / ADAPTER_WEIGHTS}")
 
 
-def _hash_as_promised(path: Path, found: WeightsFolder) -> str:
+def _hash_and_compare(path: Path, found: WeightsFolder) -> str:
     held = hash_weights(found.tensors)
     if found.promised and held != found.promised:
         raise WeightsError(

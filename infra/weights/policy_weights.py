@@ -81,7 +81,7 @@ class PolicyWeights:
         while True:
             way = find_cheapest_path(links, self._held.weights_hash if self._held else NO_BASE, target.weights_hash)
             if way is None:
-                raise BadWeights(_no_way_error(target.version, why))
+                raise BadWeights(_describe_no_way(target.version, why))
             fetched: list[Fetched] = []
             at = 0
             try:
@@ -154,6 +154,6 @@ def name_of(event: WeightsPublished) -> str:
     return f"the {event.kind} of version {event.version}"
 
 
-def _no_way_error(version: int, why: list[str]) -> str:
+def _describe_no_way(version: int, why: list[str]) -> str:
     reasons = "; ".join(why) or f"no published objects lead to version {version}"
     return f"{reasons}. From the next anchor (whole weights) on, versions can be loaded again"

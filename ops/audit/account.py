@@ -198,8 +198,8 @@ class RunAccount:
         bits = REACHED if position is None or record_id[2] < position else 0
         for shadow in self.beside[policy][1:]:
             is_due = record_id[2] < self.known.answered.get(shadow, {}).get(record_id[:2], 0)
-            self.numbers[shadow].mark_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
-        return self.numbers[policy].mark_produced(
+            self.numbers[shadow].note_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
+        return self.numbers[policy].note_produced(
             stream, number, bits if position is None else bits and bits | ANSWER_DUE
         )
 

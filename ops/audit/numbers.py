@@ -108,7 +108,7 @@ class PolicyNumbers:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def mark_produced(self, stream: str, number: int, bits: int = REACHED) -> bool:
+    def note_produced(self, stream: str, number: int, bits: int = REACHED) -> bool:
         """Take in a delivery; return False if it is not the first of its number.
 
         Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.ops.first_decision import is_first_training_decision
-from headrace.schemas.episode_errors import RAISED, kind_of
+from headrace.schemas.episode_errors import RAISED, error_key_of
 from headrace.schemas.records import EpisodeError, Outcome
 
 ENOUGH = 32
@@ -65,8 +65,8 @@ class FailingFold:
             raised = [error for error in outcome.errors if error.reason in RAISED]
             self._tasks[key][at_ms // 1000] += bool(raised)
             for error in raised:
-                self._failed[key][at_ms // 1000][kind_of(error)] += error.episodes
-                self._errors[key].setdefault(kind_of(error), error)
+                self._failed[key][at_ms // 1000][error_key_of(error)] += error.episodes
+                self._errors[key].setdefault(error_key_of(error), error)
 
     def _record_success(self, key: _Key, at_ms: int) -> None:
         self._succeeded_ms[key] = max(at_ms, self._succeeded_ms[key])

@@ -181,7 +181,7 @@ def archive(
             _agree_on_weights(writer, with_weights=with_weights)
             specs = choose_topics(run, named, with_weights=writer.manifest.with_weights)
             reading = _begin(run, writer, specs)
-            writer.look_again()
+            writer.retry_missing_objects()
             _read(run, writer, reading)
             return _build_report(run, writer, reading, time.monotonic() - began)
     except OSError as error:

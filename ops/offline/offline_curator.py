@@ -22,7 +22,7 @@ from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, TIME_TRAVEL, verdict_of
 from headrace.infra.progress import open_progress
 from headrace.infra.recipe.plug_in_sources import curator_plug_ins, newest_sources, warn_of_differing_sources
-from headrace.infra.recipe.recipe_file import replace_chain
+from headrace.infra.recipe.recipe_file import replace_chain_from_file
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import replace_experiment
 from headrace.infra.whole_folder import write_new_folder
@@ -182,7 +182,9 @@ def _read_recipes(archive: Archive, chain: Path | Recipe | None) -> dict[int, Re
         )
     if isinstance(chain, Recipe):
         return {revision: replace_experiment(recipe, chain) for revision, recipe in recipes.items()}
-    return {revision: replace_chain(recipe, chain) if chain else recipe for revision, recipe in recipes.items()}
+    return {
+        revision: replace_chain_from_file(recipe, chain) if chain else recipe for revision, recipe in recipes.items()
+    }
 
 
 def _choose_policies(archive: Archive, asked: str | None) -> list[str]:

@@ -36,7 +36,7 @@ class AdapterPolicy(ServedPolicy):
         paused_s = super().load(version, weights, pool)
         with self._turn:  # to the end: a hold would find a version in a server that is about to unload it
             kept = {version, *self._list_used()}
-            list(pool.map(lambda server: self._keep(server, kept), self.servers))
+            list(pool.map(lambda server: self._unload_others(server, kept), self.servers))
         return paused_s
 
     def hold(self, version: int, weights: Mapping[str, Tensor] | None) -> None:
@@ -63,9 +63,9 @@ class AdapterPolicy(ServedPolicy):
             raise self._describe_missing(version, self._list_used())
         return server.version is not None and (version is None or _adapters_of(server).has(version))
 
-    def settle(self, server: GenerationServer) -> None:
-        """See `ServedPolicy.settle`; a restarted server also gets the held versions."""
-        super().settle(server)
+    def load_missing(self, server: GenerationServer) -> None:
+        """See `ServedPolicy.load_missing`; a restarted server also gets the held versions."""
+        super().load_missing(server)
         for version in self._list_used():
             if folder := self._folders.find(self.name, version):
                 self._add(server, ServedWeights(version, folder))
@@ -105,7 +105,7 @@ class AdapterPolicy(ServedPolicy):
             else:
                 server.note_gone(away)
 
-    def _keep(self, server: GenerationServer, versions: set[int]) -> None:
+    def _unload_others(self, server: GenerationServer, versions: set[int]) -> None:
         if server.version is None:
             return
         try:

@@ -74,7 +74,7 @@ class Admission:
         """Requests that the server may have at once."""
         return self._limit if self._exact or self._is_told else NO_LIMIT
 
-    def note_asked(self, size: int) -> None:
+    def note_request(self, size: int) -> None:
         """Note a request that takes at most this number of tokens, its prompt included."""
         self._mean_size += (size - self._mean_size) / (MEAN_OVER if self._mean_size else 1)
 

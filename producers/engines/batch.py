@@ -41,7 +41,7 @@ class Request:
         """Number of tokens, prompt included, at which it ends."""
         return len(self.prompt) + self.sampling.max_tokens
 
-    def starts_version(self, version: int, generated: int) -> None:
+    def note_version_start(self, version: int, generated: int) -> None:
         """Note that `version` makes the tokens after the first `generated` ones."""
         if self.runs and self.runs[-1][1] == generated:
             self.runs.pop()

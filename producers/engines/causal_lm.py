@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from headrace.infra.weights.experts import compute_experts_plainly, routers_of, split_by_files
+from headrace.infra.weights.experts import routers_of, split_by_files, use_plain_experts
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.folder import open_weights
 from headrace.infra.weights.lora import add_adapter, list_published_names
@@ -52,7 +52,7 @@ class CausalLM:
         self.context = int(config.max_position_embeddings)
         self.device: torch.device = self.model.device
         self.dtype: torch.dtype = self.model.dtype
-        compute_experts_plainly(self.model)
+        use_plain_experts(self.model)
         install_light_modules(self.model, self.context)
         store_by_columns(self.model)
         self._head = find_unscaled_output_layer(self.model)
@@ -102,7 +102,7 @@ class CausalLM:
         """Return logits float32[b, V] of the last position; ids and positions are int64[b, T], keys are 0..width-1."""
         inputs = {
             "input_ids": ids,
-            "attention_mask": self._mask(positions, width),
+            "attention_mask": self._build_mask(positions, width),
             "position_ids": positions,
             "past_key_values": cache,
             "use_cache": True,
@@ -119,13 +119,13 @@ class CausalLM:
         positions = self._columns[None, : ids.shape[1]]
         self.model.base_model(
             input_ids=ids,
-            attention_mask=self._mask(positions, ids.shape[1]),
+            attention_mask=self._build_mask(positions, ids.shape[1]),
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
         )
 
-    def _mask(self, positions: torch.Tensor, width: int) -> Any:
+    def _build_mask(self, positions: torch.Tensor, width: int) -> Any:
         """Return an additive mask [b, 1, T, width]: transformers uses 4D masks as they are, others cost time."""
         columns, rows = self._columns[:width], positions[:, None, :, None]
         future = columns > rows

@@ -45,7 +45,7 @@ class ModelShapes:
                 self._shapes[part] = tuple(tensor.shape)
                 self._tied[part] = id(parameters[in_model]) if tensor is parameters[in_model] else id(part)
 
-    def name_ties(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def add_tied_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return weights that fit the model, with tied parameters under each of their names."""
         given = {self._tied[name]: tensor for name, tensor in weights.items()}
         return {name: weights.get(name, given[key]) for name, key in self._tied.items()}

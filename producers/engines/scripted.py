@@ -170,8 +170,8 @@ class ScriptedEngine:
             await ended
         finally:
             timer.cancel()
-            made = self._leave(request)
-        answer = self._answer(known, question, sampling, seed, request.version)
+            made = self._end_request(request)
+        answer = self._build_answer(known, question, sampling, seed, request.version)
         finish: FinishReason = "stop" if made == planned else "length" if made == request.tokens else "cancelled"
         return Generation(
             ids=np.array(answer[:made], np.int32),
@@ -244,7 +244,7 @@ class ScriptedEngine:
             )
         return asked
 
-    def _answer(
+    def _build_answer(
         self, known: ScriptedPolicy, question: Question | None, sampling: Sampling, seed: int, version: int
     ) -> list[int]:
         """Return all tokens of an answer whose last token `version` generates."""
@@ -269,7 +269,7 @@ class ScriptedEngine:
             self._prompted += prompt_tokens
             self._open.add(request)
 
-    def _leave(self, request: _Request) -> int:
+    def _end_request(self, request: _Request) -> int:
         """Return how many tokens were made."""
         with self._lock:
             self._open.discard(request)

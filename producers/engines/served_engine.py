@@ -109,22 +109,22 @@ class ServedEngine:
         while True:
             server = await self._find_server(policy, served, version, session, end, goes_on=goes_on)
             if server is None:
-                return _join(pieces, "cancelled")
+                return _join_answers(pieces, "cancelled")
             if not goes_on:
-                server.gate.admission.note_asked(len(prompt) + sampling.max_tokens)
+                server.gate.admission.note_request(len(prompt) + sampling.max_tokens)
             goes_on = False
             made = sum(len(piece.ids) for piece in pieces)
             whole = [*prompt.tolist(), *(token for piece in pieces for token in piece.ids.tolist())]
             left = replace(sampling, max_tokens=sampling.max_tokens - made)
             try:
-                answer = await self._ask(server, whole, left, version, end)
+                answer = await self._send_request(server, whole, left, version, end)
                 _check_answer(server, answer, served.shapes.vocabulary, served.loaded if version is None else {version})
                 pieces.append(answer)
                 self._generated += len(answer.ids)
                 self._reused += answer.cached_tokens
                 ended = _find_end(answer, made + len(answer.ids) >= sampling.max_tokens, end)
                 if ended is not None:
-                    return _join(pieces, ended)
+                    return _join_answers(pieces, ended)
                 await asyncio.sleep(WAIT_FOR_SERVER_S)  # the server cancelled it by itself: ask again soon
                 goes_on = True
             except ServerAway as away:
@@ -136,7 +136,7 @@ class ServedEngine:
             finally:
                 server.gate.leave(goes_on=goes_on)  # not before the sleep: another request would take its place
 
-    async def _ask(
+    async def _send_request(
         self, server: GenerationServer, ids: list[int], sampling: Sampling, version: int | None, end: float | None
     ) -> Answer:
         """Send a request to a server; cancel it at the deadline or when the caller is cancelled. Raises ServerAway."""
@@ -185,7 +185,7 @@ class ServedEngine:
                     raise EngineError("the engine is closed")
                 if version is None and served.newest is None:
                     raise EngineError(f"policy {policy} has no weights yet; load a version first")
-                server = self._choose(policy, served, session) if version is None else served.find_held(version)
+                server = self._choose_server(policy, served, session) if version is None else served.find_held(version)
                 if server is not None and await server.gate.wait_for_place(
                     lambda one=server: served.is_serving(one, version),  # type: ignore[misc]
                     end,
@@ -199,7 +199,7 @@ class ServedEngine:
         finally:
             self._waiting -= 1
 
-    def _choose(self, policy: str, served: ServedPolicy, session: int | None) -> GenerationServer | None:
+    def _choose_server(self, policy: str, served: ServedPolicy, session: int | None) -> GenerationServer | None:
         """Return the session's server if it is up, or the one with most room; None when all are down."""
         known = self._sessions.get((policy, session)) if session is not None else None
         if known is not None and known.version is not None:
@@ -284,16 +284,16 @@ class ServedEngine:
             for served in self._policies.values():
                 for server in (*served.servers, *served.evaluators):
                     if server.name not in looks or looks[server.name].done():
-                        looks[server.name] = self._pool.submit(self._look, served, server)
+                        looks[server.name] = self._pool.submit(self._look_after_server, served, server)
             if any(server.gate.under_way for server in self.list_servers()):
                 self._busy_s += LOOK_AT_SERVER_S
         for look in looks.values():
             look.cancel()
 
-    def _look(self, served: ServedPolicy, server: GenerationServer) -> None:
+    def _look_after_server(self, served: ServedPolicy, server: GenerationServer) -> None:
         try:
             server.look(served.find_weights_of(server))
-            served.settle(server)
+            served.load_missing(server)
         except Exception:
             log.exception("engine.look_failed", server=server.name)
 
@@ -342,7 +342,7 @@ def _find_end(answer: Answer, is_whole: bool, end: float | None) -> FinishReason
     return "length" if is_whole else None
 
 
-def _join(pieces: list[Answer], ended: FinishReason) -> Generation:
+def _join_answers(pieces: list[Answer], ended: FinishReason) -> Generation:
     """Return one generation made of the answers of several requests."""
     runs: list[tuple[int, int]] = []
     for version, length in (run for piece in pieces for run in piece.version_runs):

@@ -150,7 +150,7 @@ class ServedPolicy:
                 return ServedWeights(version, folder)
         return None
 
-    def settle(self, server: GenerationServer) -> None:
+    def load_missing(self, server: GenerationServer) -> None:
         """Load the other versions that a running server needs: here the newest, if it came while the server started."""
         if server not in self.servers or not self._swapping.acquire(blocking=False):
             return  # the version that is being loaded goes to all servers that are up
@@ -236,7 +236,7 @@ class ServedPolicy:
     def _write(self, version: int, weights: Mapping[str, Tensor]) -> ServedWeights:
         self.shapes.check(weights)
         if self._writes_ties:
-            weights = self.shapes.name_ties(weights)
+            weights = self.shapes.add_tied_names(weights)
         folder = self._folders.write(self.name, version, weights)
         return ServedWeights(version, folder, self._folders.find_base(self.name))
 

@@ -54,7 +54,7 @@ class Stride:
             return True
         return self._stop is not None and bool((self._stop == self._ids).any())
 
-    def settle(self, rows: BatchRows) -> None:
+    def hand_tokens_to(self, rows: BatchRows) -> None:
         """Hand the tokens to the rows."""
         if self._tokens:
             routing = torch.stack(self._routing, 1).cpu().numpy() if self._routing else None

@@ -105,13 +105,13 @@ class VllmApi:
             raise ServerAway(f"{self._http.url} did not reset its prefix cache when weights were loaded")
         self._post("/update_weight_version", {"new_version": str(version)})
         self._post("/resume")
-        self._begin(version)
+        self._admit_requests(version)
         return time.perf_counter() - began
 
     def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command names the folder
         """See `ServerApi.note_started`."""
         self._post("/update_weight_version", {"new_version": str(version)})
-        self._begin(version)
+        self._admit_requests(version)
 
     def read_weight_version(self) -> str:
         """See `ServerApi.read_weight_version`."""
@@ -135,7 +135,7 @@ class VllmApi:
     def _is_open(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def _begin(self, version: int) -> None:
+    def _admit_requests(self, version: int) -> None:
         """Admit requests for a version. Raises WeightsRefused if the server has another log-probability convention."""
         # Only one token is allowed, so its probability is 1, unless the server computes it before the filters.
         words = {"prompt": [0], "max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [1], "logprobs": 0}

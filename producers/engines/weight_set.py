@@ -48,17 +48,17 @@ class WeightSet:
 
     def apply(self, staged: Staged, version: int) -> None:
         """Swap the weights between two tokens; running sequences get their cache recomputed."""
-        self._settle()
+        self._end_stride()
         self.lm.apply(staged)
         self.version = version
         for row, request in enumerate(self.rows.requests):
-            request.starts_version(version, int(self.rows.length[row] - self.rows.prompt[row]))
+            request.note_version_start(version, int(self.rows.length[row] - self.rows.prompt[row]))
         self.recomputed_tokens += self._fill(0, is_again=True)
 
     def step(self) -> Ended:
         """Let waiting requests join, then compute one token of every running request; return those that ended."""
         if self.waiting and len(self.rows) < self._max_batch:
-            self._join()
+            self._admit_waiting()
         if self._stride is None:
             if self._draw is None:
                 self._draw = choose_draw([request.sampling for request in self.rows.requests], self.lm.device)
@@ -67,9 +67,9 @@ class WeightSet:
         self.generated_tokens += len(self.rows)
         if not is_over:
             return []
-        self._settle()
+        self._end_stride()
         over = self.rows.find_ended()
-        return self._end(over) if over else []
+        return self._end_requests(over) if over else []
 
     def remove(self, request: Request) -> Generation | None:
         """Take out a running or waiting request; return its tokens so far, or None if it is not in this set."""
@@ -78,20 +78,20 @@ class WeightSet:
             return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cancelled")
         if request not in self.rows.requests:
             return None
-        self._settle()
+        self._end_stride()
         row = self.rows.requests.index(request)
         generation = self.rows.generation(row, cancelled=True)
-        self._drop([row])
+        self._remove_rows([row])
         return generation
 
-    def _settle(self) -> None:
+    def _end_stride(self) -> None:
         """End the stride under way, so that the rows hold every token."""
         if self._stride is not None:
-            self._stride.settle(self.rows)
+            self._stride.hand_tokens_to(self.rows)
             self._stride = None
 
-    def _join(self) -> None:
-        self._settle()
+    def _admit_waiting(self) -> None:
+        self._end_stride()
         first = len(self.rows)
         count = min(len(self.waiting), self._max_batch - first)
         joining = [self.waiting.popleft() for _ in range(count)]
@@ -101,7 +101,7 @@ class WeightSet:
         self._cache.reserve(slots, columns)
         assert self.version is not None  # noqa: S101 - the engine admits no request before the first weights
         for request in joining:
-            request.starts_version(self.version, 0)
+            request.note_version_start(self.version, 0)
             self.rows.add(request)
             self.prompt_tokens += len(request.prompt)
         self._draw = None
@@ -138,7 +138,7 @@ class WeightSet:
         by_prefix = chosen.reshape(-1, width, *chosen.shape[1:])
         self.rows.routing[first : first + len(share), :width] = by_prefix[share]
 
-    def _end(self, over: list[int]) -> Ended:
+    def _end_requests(self, over: list[int]) -> Ended:
         ended: Ended = []
         for row in over:
             request = self.rows.requests[row]
@@ -151,12 +151,12 @@ class WeightSet:
             )
             ended.append((request, EngineError(why)))
         is_poisoned = not self.rows.is_sound[over].all()
-        self._drop(over)
+        self._remove_rows(over)
         if is_poisoned:
             self._cache.wipe(len(self.rows))
         return ended
 
-    def _drop(self, rows: Sequence[int]) -> None:
+    def _remove_rows(self, rows: Sequence[int]) -> None:
         width = int(self.rows.length[: len(self.rows)].max())
         sources, targets = self.rows.remove(rows)
         if sources:

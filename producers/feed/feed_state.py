@@ -87,7 +87,7 @@ class FeedState:
             return
         group, policy = GroupId.of(outcome), outcome.policy
         if self.pacing.acknowledge(group, policy) and outcome.component == "curate":
-            self._learn(outcome.stream, outcome)
+            self._observe_outcome(outcome.stream, outcome)
         if outcome.verdict != "kept":
             self.pacing.conclude(group, policy)
 
@@ -97,12 +97,12 @@ class FeedState:
         for group in batch.groups:
             if group.use == 0:
                 self.pacing.conclude(GroupId.of(group), batch.policy)
-        self._version(batch.policy, batch.version)
+        self._note_version(batch.policy, batch.version)
 
     def fold_weights(self, weights: WeightsPublished) -> None:
         """Take in a published version, which can be evaluated."""
         if is_version(weights):
-            self._version(weights.policy, weights.version)
+            self._note_version(weights.policy, weights.version)
             self.evaluations.note_published(weights.policy, weights.version)
 
     def fold_result(self, result: EvalResult) -> None:
@@ -126,7 +126,7 @@ class FeedState:
             if begins[-1][0] < self.revision.revision:
                 begins.append((self.revision.revision, self.pacing.next[stream]))
 
-    def is_leap(self, record: object) -> bool:
+    def has_impossible_version(self, record: object) -> bool:
         """Return whether a record names a version that no trainer can have reached."""
         if not isinstance(record, BatchTrained | WeightsPublished):
             return False
@@ -146,7 +146,7 @@ class FeedState:
             is_task = dead.topic == self.recipe.topics.tasks(group.stream)
             self.pacing.reopen(group, policy, (dead.partition, dead.offset) if is_task else None)
 
-    def _version(self, policy: str, version: int) -> None:
+    def _note_version(self, policy: str, version: int) -> None:
         newest = {
             stream: max(self.pacing.versions.get(one, -1) for one in policies)
             for stream, policies in self.pacing.policies_of.items()
@@ -157,7 +157,7 @@ class FeedState:
                 if version > before:
                     self.sources[stream].selector.on_version(version)
 
-    def _learn(self, stream: str, outcome: Outcome) -> None:
+    def _observe_outcome(self, stream: str, outcome: Outcome) -> None:
         source, watch = self.sources[stream], self.watches[stream]
         source.selector.observe(outcome)
         if source.tier and outcome.tier != source.tier:
@@ -193,9 +193,9 @@ class FeedState:
     def give_up(self, numbers: list[GroupId]) -> list[Planned]:
         """Conclude as dead the numbers that have used all their attempts; return their last attempts."""
         found = []
-        for group, task in self._open(numbers):
+        for group, task in self._find_open(numbers):
             if task.attempt + 1 >= MOST_ATTEMPTS:
-                found.append(self._plan_again(group, task))
+                found.append(self._build_newest_attempt(group, task))
                 if is_eval(group.stream):
                     self.evaluating.give_up(group)
                 else:
@@ -205,13 +205,13 @@ class FeedState:
     def reissue_lost(self, numbers: list[GroupId]) -> list[Planned]:
         """Return new attempts for open numbers whose tasks or groups were lost."""
         found = []
-        for group, _ in self._open(numbers):
+        for group, _ in self._find_open(numbers):
             task = self.evaluating.reissue(group) if is_eval(group.stream) else self.pacing.reissue(group)
-            found.append(self._plan_again(group, task))
+            found.append(self._build_newest_attempt(group, task))
             log.warning("task.reissued", stream=group.stream, number=group.number, attempt=task.attempt)
         return found
 
-    def _open(self, numbers: list[GroupId]) -> list[tuple[GroupId, OpenTask]]:
+    def _find_open(self, numbers: list[GroupId]) -> list[tuple[GroupId, OpenTask]]:
         tasks = (self.evaluating.tasks.get(group) or self.pacing.tasks.get(group) for group in numbers)
         return [(group, task) for group, task in zip(numbers, tasks, strict=True) if task is not None]
 
@@ -234,7 +234,7 @@ class FeedState:
         complete = [policy for policy in self.pacing.quotas if self.evaluations.is_last_version_published(policy)]
         return self.early_stop.is_over(complete)
 
-    def _plan_again(self, group: GroupId, task: OpenTask) -> Planned:
+    def _build_newest_attempt(self, group: GroupId, task: OpenTask) -> Planned:
         """Return the newest attempt of an open number."""
         if not is_eval(group.stream):
             return self._plan_training(group, task, self.sources[group.stream].problem(task.index, task.tier))
@@ -255,7 +255,7 @@ class FeedState:
             self._next_evaluation[workflow] += problems
             log.info("evaluation.issued", workflow=workflow, policy=evaluation.policy, versions=evaluation.versions)
             numbers = self.evaluating.begin(evaluation, first, problems, self.recipe.task_partitions)
-            found += [self._plan_again(group, self.evaluating.tasks[group]) for group in numbers]
+            found += [self._build_newest_attempt(group, self.evaluating.tasks[group]) for group in numbers]
         return found
 
     # ----------------------------------------------------------------------------------------------------------- state

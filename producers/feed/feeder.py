@@ -102,7 +102,7 @@ class Feeder:
         record = decode_own(value, kind, self.run.run_id)
         if kind is not DeadLetter and record.policy not in self.run.recipe.policies:
             raise MessageRefused("misrouted", f"this run has no policy {record.policy[:80]!r}")
-        if self.state.is_leap(record):
+        if self.state.has_impossible_version(record):
             raise MessageRefused(
                 "time_travel",
                 f"version {record.version} of policy {record.policy} is more than {LARGEST_LEAP} versions ahead of the "

@@ -48,7 +48,9 @@ class TaskCommits:
         self._look_due = now + self._every_s
         try:
             committed = {
-                partition_id: offset for stream in state.sources for partition_id, offset in self._of(stream).items()
+                partition_id: offset
+                for stream in state.sources
+                for partition_id, offset in self._fetch_committed(stream).items()
             }
             if now >= self._delete_due:
                 self._delete_due = now + DELETE_EVERY_S
@@ -67,7 +69,7 @@ class TaskCommits:
         overdue: OverdueNumbers,
         passed: list[Passed],
         topic_of: Callable[[str], str],
-        read_of: Callable[[Mapping[PartitionId, int]], Mapping[PartitionId, int]],
+        find_read_positions: Callable[[Mapping[PartitionId, int]], Mapping[PartitionId, int]],
         now: float,
     ) -> list[GroupId]:
         """Return which of the passed numbers are overdue.
@@ -76,12 +78,12 @@ class TaskCommits:
             overdue: Remembers the passed numbers between two calls.
             passed: Numbers that the workers committed past.
             topic_of: Policy to the topic of its groups.
-            read_of: Returns the reader's position in each partition, from the ends of these partitions.
+            find_read_positions: Returns the reader's position in each partition, from the ends of these partitions.
             now: The time.
         """
         partition_ids = {source: (topic_of(source.policy), source.partition) for source in overdue.find_sources(passed)}
         ends = fetch_end_offsets(self.run.connection, list(partition_ids.values()))
-        read = read_of(ends)
+        read = find_read_positions(ends)
         at_end = {source: ends[partition_id] for source, partition_id in partition_ids.items()}
         return overdue.find_due(
             passed, at_end, {source: read[partition_id] for source, partition_id in partition_ids.items()}, now
@@ -90,26 +92,30 @@ class TaskCommits:
     def _find_overdue_evaluations(self, state: FeedState, now: float) -> list[GroupId]:
         """Close tasks whose groups the evaluator has; return the overdue tasks of evaluations."""
         streams = {group.stream for group in state.evaluating.tasks}
-        committed = {partition_id: offset for stream in streams for partition_id, offset in self._of(stream).items()}
+        committed = {
+            partition_id: offset for stream in streams for partition_id, offset in self._fetch_committed(stream).items()
+        }
         passed, progress = list(state.evaluating.find_passed(committed)), EvaluatorProgress()
         if passed:
             progress = read_progress(self.run)
             state.evaluating.note_answered(progress.answers)
             passed = [one for one in passed if one.group in state.evaluating.tasks]
 
-        def read_of(ends: Mapping[PartitionId, int]) -> Mapping[PartitionId, int]:
+        def find_read_positions(ends: Mapping[PartitionId, int]) -> Mapping[PartitionId, int]:
             return {
                 partition_id: self._skip_markers(partition_id, progress.positions, end)
                 for partition_id, end in ends.items()
             }
 
-        return self._fetch_overdue(self._evaluations_overdue, passed, self.run.topics.eval_groups, read_of, now)
+        return self._fetch_overdue(
+            self._evaluations_overdue, passed, self.run.topics.eval_groups, find_read_positions, now
+        )
 
     def _delete(self, committed: dict[tuple[str, int], int]) -> None:
         topics = self.run.topics
         delete_before(self.run.connection, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()})
 
-    def _of(self, stream: str) -> dict[tuple[str, int], int]:
+    def _fetch_committed(self, stream: str) -> dict[tuple[str, int], int]:
         """Return the workers' committed offsets of a stream; one group reads both kinds of a workflow's tasks."""
         topic, of = self.run.topics.tasks(stream), stream.removeprefix(eval_stream("")) if is_eval(stream) else stream
         found = fetch_commits(self.run.connection, self.run.topics.rollout_group(of), [topic])

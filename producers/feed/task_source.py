@@ -95,7 +95,7 @@ class TaskSource:
         Skips problems that the environment cannot build. Raises EnvironmentFailed for eight of them in a row, or for
         the first one if `is_strict`. Skipping depends on the environment and the cursor alone.
         """
-        tier = self._choose()
+        tier = self._choose_tier()
         for _ in range(MOST_REJECTIONS):
             drawn = self._draw_next(tier, is_strict)
             if self.selector.select(drawn.problem):
@@ -107,7 +107,7 @@ class TaskSource:
 
     def problem(self, index: int, tier: str) -> Problem:
         """Return a problem that was drawn before."""
-        return self._ask("train", index, tier)
+        return self._build_problem("train", index, tier)
 
     def list_held_out(self, count: int) -> list[Problem]:
         """Return the first held-out problems, in the recipe's tiers. Raises UsageError if there are fewer."""
@@ -116,7 +116,7 @@ class TaskSource:
 
     def build_held_out_problem(self, index: int) -> Problem:
         """Return a held-out problem, in the recipe's tiers."""
-        return self._ask("held_out", index, "")
+        return self._build_problem("held_out", index, "")
 
     def raise_tier(self) -> bool:
         """Go on to the next harder tier; return False if there is none.
@@ -134,7 +134,7 @@ class TaskSource:
             self._pass_size_on()
         return bool(after)
 
-    def _choose(self) -> str:
+    def _choose_tier(self) -> str:
         if not isinstance(self.selector, ChoosesTier):
             return self.tier
         environment = self.environment
@@ -152,7 +152,7 @@ class TaskSource:
             index = self._pick_index(cursor, tier)
             self._cursors[tier] += 1
             try:
-                drawn = Drawn(index, tier, self._ask("train", index, tier))
+                drawn = Drawn(index, tier, self._build_problem("train", index, tier))
             except (EnvironmentFailed, EnvironmentAway) as error:
                 if is_strict:
                     raise
@@ -177,7 +177,7 @@ class TaskSource:
             )
         return cursor if size is None else cursor % size
 
-    def _ask(self, split: Split, index: int, tier: str) -> Problem:
+    def _build_problem(self, split: Split, index: int, tier: str) -> Problem:
         environment = self._environment(tier)
         try:
             problem = environment.problem(split, index)

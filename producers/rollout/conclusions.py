@@ -22,7 +22,7 @@ from headrace.infra.store.object_store import StoreError
 from headrace.producers.rollout.episodes import (
     RolloutContext,
     WorkflowSpec,
-    conclude_unplayed,
+    build_unplayed_groups,
     play_group,
 )
 from headrace.producers.rollout.failure_brake import FailureBrake
@@ -128,7 +128,7 @@ class Concluder:
             if started.verdict == "play":
                 groups = await self._play(started, task, ending)
             else:
-                groups = self._conclude_unplayed(task, Failure(0, *started.refusal))
+                groups = self._build_unplayed_groups(task, Failure(0, *started.refusal))
             if task.purpose != "eval":
                 self.brake.note(failed=all(group.reason == "failed" for group in groups.values()))
             groups = self.failures.log_and_strip(task, groups)
@@ -159,7 +159,7 @@ class Concluder:
                 at_once = started.reservation.size if started.reservation is not None else task.n_asked
                 groups = await play_group(task, spec, self.context, ending, note_end, at_once)
         except Exception as error:  # noqa: BLE001 - any error belongs to the task alone while the engine lives
-            groups = self._conclude_unplayed(task, build_failure(0, error))
+            groups = self._build_unplayed_groups(task, build_failure(0, error))
         if all(group.reason == "failed" for group in groups.values()):
             await self._check_engine()
         return groups
@@ -221,10 +221,10 @@ class Concluder:
     def _recipe_of(self, task: Task) -> Recipe:
         return self.follower.recipes.get(task.revision, self.follower.recipe)
 
-    def _conclude_unplayed(self, task: Task, failure: Failure) -> Groups:
+    def _build_unplayed_groups(self, task: Task, failure: Failure) -> Groups:
         recipe = self._recipe_of(task)
         workflow = recipe.workflows[self.workflow]
-        return conclude_unplayed(task, recipe.policies_of(self.workflow), workflow.env.use, self.context, failure)
+        return build_unplayed_groups(task, recipe.policies_of(self.workflow), workflow.env.use, self.context, failure)
 
     async def _check_engine(self) -> None:
         """Raise EngineError if the engine cannot generate at all: then tasks are not at fault and do not conclude."""
@@ -240,7 +240,7 @@ class Concluder:
                 new = tuple(failure for failure in sent.failures if failure not in group.failures)
                 self.failures.log_and_strip(task, {group.policy: replace(sent, failures=new)})
             if len(value) > inline_limit_bytes:
-                value = encode_claim(sent, await self._put(value))
+                value = encode_claim(sent, await self._store_group(value))
             records.append(build_outgoing(self.run.topics, sent, value, self.partitions))
             self.tally.delivered_tokens += count_generated_tokens(sent)
         await self._send(records)
@@ -264,7 +264,7 @@ class Concluder:
             records = [record for record, _ in refused]
         self.pauses.end(DELIVERY)
 
-    async def _put(self, value: bytes) -> ClaimCheck:
+    async def _store_group(self, value: bytes) -> ClaimCheck:
         """Store a large group; wait while the store is unreachable or refuses."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:

@@ -251,7 +251,7 @@ def build_groups(
     return groups
 
 
-def conclude_unplayed(
+def build_unplayed_groups(
     task: Task, policies: Iterable[str], environment: str, context: RolloutContext, failure: Failure
 ) -> dict[str, TrajectoryGroup]:
     """Return the groups of a task that was not played; `failure` is the failure of every sample."""

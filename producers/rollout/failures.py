@@ -14,7 +14,7 @@ from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.reachability import UNREACHABLE
-from headrace.schemas.episode_errors import REPORTED, kind_of
+from headrace.schemas.episode_errors import REPORTED, error_key_of
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 FAILURE_DETAIL_LENGTH = 300
@@ -106,7 +106,7 @@ class FailureLog:
         return {policy: replace(group, failures=logged[group.failures]) for policy, group in groups.items()}
 
     def _log_and_strip(self, task: Task, failure: Failure) -> Failure:
-        kind = kind_of(failure)
+        kind = error_key_of(failure)
         if failure.reason not in REPORTED or (kind not in self.counts and len(self.counts) >= MOST_KINDS_OF_WORKER):
             return replace(failure, traceback="")
         self.counts[kind] += 1

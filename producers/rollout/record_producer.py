@@ -44,10 +44,10 @@ class RecordProducer:
         self._lost: deque[tuple[Outgoing, OnDelivery]] = deque()
         """Records reported as delivered that may be lost; the thread sends them again."""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="producer-poll", daemon=True)
+        self._thread = threading.Thread(target=self._poll_until_closed, name="producer-poll", daemon=True)
         self._thread.start()
 
-    def _serve(self) -> None:
+    def _poll_until_closed(self) -> None:
         while not self._stop.is_set():
             self._producer.poll(DELIVERY_POLL_S)
             self._send_again()

@@ -71,7 +71,7 @@ class RunFollower(threading.Thread):
                 )
         return ""
 
-    def files_of(self, policy: str) -> WeightsPublished | None:
+    def find_files_record(self, policy: str) -> WeightsPublished | None:
         """Return the newest record that names the policy's files; None before the first one."""
         recent = self.published[policy].list_newest_first()
         named = next((record for record in recent if record.files), None)

@@ -51,18 +51,18 @@ class WorkerStartup:
     async def prepare(self, folder: Path, stop: threading.Event) -> tuple[RolloutContext, WeightLoader] | None:
         """Wait for version 0 or later of every policy, and build the context; return None if `stop` is set first."""
         folders = {policy: folder / policy for policy in self.policies}
-        self._begin("reads which versions are published")
+        self._report_step("reads which versions are published")
         for policy in self.policies:
             if not await self._fetch_files(policy, folders[policy], stop):
                 return None
-        self._begin(f"imports the engine {self.rollout.engine.use}")
+        self._report_step(f"imports the engine {self.rollout.engine.use}")
         await asyncio.to_thread(import_engine, self.rollout.engine.use)
-        self._begin("builds the engine")
+        self._report_step("builds the engine")
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
         engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
         loader = WeightLoader(engine, self.follower.published, self.run.weights_cache, self.pauses)
         self.on_loader(loader)
-        self._begin(self._find_awaited(engine))
+        self._report_step(self._find_awaited(engine))
         self.follower.load_with(loader)
         while awaited := self._find_awaited(engine):
             if stop.is_set():
@@ -82,7 +82,7 @@ class WorkerStartup:
         )
         return context, loader
 
-    def _begin(self, what: str) -> None:
+    def _report_step(self, what: str) -> None:
         log.info("worker.preparing", what=what)
         self.on_step(what)
 
@@ -99,7 +99,7 @@ class WorkerStartup:
             if not self.follower.caught_up.is_set():
                 await asyncio.sleep(STARTUP_TURN_S)
                 continue
-            published = await asyncio.to_thread(self.follower.files_of, policy)
+            published = await asyncio.to_thread(self.follower.find_files_record, policy)
             if published is None:
                 self.pauses.begin(what, "the trainer has published no version yet")
                 await asyncio.sleep(STARTUP_TURN_S)

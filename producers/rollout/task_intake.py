@@ -129,7 +129,9 @@ class TaskIntake(threading.Thread):
             while not self._over.is_set():
                 self.turn()
             self._take_done()
-            if self._leave(self.owned, LEAVE_S):  # else a commit hangs in the consumer until the process ends
+            if self._commit_for_last_time(
+                self.owned, LEAVE_S
+            ):  # else a commit hangs in the consumer until the process ends
                 self._consumer.close()
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
@@ -164,14 +166,16 @@ class TaskIntake(threading.Thread):
         """Commit done tasks, take back the starts of open tasks, and forget the partitions."""
         self._take_done()
         partition_ids = _partitions_of(partitions)
-        self._leave((partition_id for partition_id in partition_ids if partition_id in self.owned), REVOKE_S)
+        self._commit_for_last_time(
+            (partition_id for partition_id in partition_ids if partition_id in self.owned), REVOKE_S
+        )
         self._forget(consumer, partition_ids)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget the partitions: it is too late for a commit."""
         self._forget(consumer, _partitions_of(partitions))
 
-    def _leave(self, partition_ids: Iterable[PartitionId], within_s: float) -> bool:
+    def _commit_for_last_time(self, partition_ids: Iterable[PartitionId], within_s: float) -> bool:
         """Commit for the last time; return whether the consumer answered in time (it waits for ever for a dead broker).
 
         The commit runs in a separate thread, which touches no other state.

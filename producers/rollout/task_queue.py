@@ -17,7 +17,7 @@ from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.slots import Reservation
 from headrace.producers.rollout.started_task import NOT_REFUSED, Gate, StartedTask, TaskVerdict
 from headrace.producers.task_ledger import POISON_STARTS
-from headrace.schemas.ids import list_long_names
+from headrace.schemas.ids import describe_long_fields
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ def list_unusable(task: Task) -> list[str]:
         wrong.append(f"number is {task.number}, and must be 0 or more")
     if not 1 <= task.n_asked <= MOST_EPISODES:
         wrong.append(f"n_asked is {task.n_asked}, and must be from 1 to {MOST_EPISODES}")
-    return wrong + list_long_names(task, ("stream", "task_id", "tier"))
+    return wrong + describe_long_fields(task, ("stream", "task_id", "tier"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class TaskQueue:
         refused: set[str] = set()
         """Topics."""
         for task in self._waiting:
-            started = None if task.message.topic in refused else self._judge(task, refused, now_s)
+            started = None if task.message.topic in refused else self._try_start(task, refused, now_s)
             if started is None:
                 left.append(task)
                 continue
@@ -131,7 +131,7 @@ class TaskQueue:
         self._waiting = left
         return found
 
-    def _judge(self, waiting: WaitingTask, refused: set[str], now_s: float) -> StartedTask | None:
+    def _try_start(self, waiting: WaitingTask, refused: set[str], now_s: float) -> StartedTask | None:
         """Decide on a task; return None if it has to wait."""
         partition_id, offset, task = waiting.partition_id, waiting.message.offset, waiting.task
         if task is None:
@@ -149,13 +149,13 @@ class TaskQueue:
             refused.update([waiting.message.topic] if admitted is None else self._topics)
             return None
         if isinstance(admitted, str):
-            return self._conclude_unplayed(waiting, task, admitted, now_s)
+            return self._reject_or_wait(waiting, task, admitted, now_s)
         if is_suspect:
             self._owned.alone = (partition_id, offset)
             log.warning("task.suspect", stream=task.stream, number=task.number, starts=starts)
         return waiting.as_started("play", reservation=admitted)
 
-    def _conclude_unplayed(
+    def _reject_or_wait(
         self, waiting: WaitingTask, task: Task, verdict: Literal["run_end", "unknown_revision"], now_s: float
     ) -> StartedTask | None:
         if verdict == "run_end":

@@ -57,7 +57,7 @@ class VersionHolds:
         async with self._freed:
             await self._freed.wait_for(lambda: self._can_join(policy, version))
             if (policy, version) not in self._held:
-                self._held[policy, version] = _Held(self._call(self._hold, policy, version))
+                self._held[policy, version] = _Held(self._run_in_thread(self._hold, policy, version))
             held = self._held[policy, version]
             held.users += 1
         try:
@@ -66,7 +66,7 @@ class VersionHolds:
         finally:
             held.users -= 1
             if not held.users:
-                held.end = asyncio.create_task(self._end(policy, version, held))
+                held.end = asyncio.create_task(self._release_unused(policy, version, held))
                 if held.made.done():  # else a cancelled task would wait for its hold
                     await asyncio.shield(held.end)
 
@@ -76,16 +76,16 @@ class VersionHolds:
             return held.end is None
         return sum(holder == policy for holder, _ in self._held) < self._most
 
-    async def _end(self, policy: str, version: int, held: _Held) -> None:
+    async def _release_unused(self, policy: str, version: int, held: _Held) -> None:
         """Release a version that nobody uses any more, once its hold is made."""
         try:
             await asyncio.wait({held.made})
             if not held.made.cancelled() and held.made.exception() is None:
-                await self._call(self._release, policy, version)
+                await self._run_in_thread(self._release, policy, version)
         finally:
             del self._held[policy, version]
             async with self._freed:
                 self._freed.notify_all()
 
-    def _call(self, call: Callable[[str, int], None], policy: str, version: int) -> asyncio.Future[None]:
+    def _run_in_thread(self, call: Callable[[str, int], None], policy: str, version: int) -> asyncio.Future[None]:
         return asyncio.get_running_loop().run_in_executor(self._threads, call, policy, version)

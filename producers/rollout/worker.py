@@ -86,9 +86,9 @@ class RolloutWorker:
             lambda partition_ids: loop.call_soon_threadsafe(runtime.tasks.cancel, partition_ids),
             runtime.pauses,
         )
-        await self._roll(intake, session_s, stop)
+        await self._play_tasks(intake, session_s, stop)
 
-    async def _roll(self, intake: TaskIntake, session_s: float, stop: threading.Event) -> None:
+    async def _play_tasks(self, intake: TaskIntake, session_s: float, stop: threading.Event) -> None:
         """Accept tasks until `stop` is set, then drain: cancel open tasks and take back their starts."""
         runtime, in_good_order = self.runtime, False
         runtime.phase = "rolling"

@@ -8,7 +8,7 @@ import pytest
 from made_run import make_run, tiny_recipe
 
 from headrace.infra.kafka.clients import Fenced
-from headrace.infra.run.revisions import write_later
+from headrace.infra.run.revisions import write_later_revision
 from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import report
@@ -29,13 +29,13 @@ def test_of_two_that_write_a_revision_at_once_one_is_fenced_and_the_other_reads_
 
     def overtaken() -> RecipeRevision:
         mine = next_of(run, 0.1)
-        write_later(run.address, lambda: next_of(run, 0.2))
+        write_later_revision(run.address, lambda: next_of(run, 0.2))
         return mine
 
     with pytest.raises(Fenced, match=r"revision 1 of run .* was not written, because another command wrote one"):
-        write_later(run.address, overtaken)
-    assert write_later(run.address, lambda: None) is None
-    write_later(run.address, lambda: next_of(run, 0.3))
+        write_later_revision(run.address, overtaken)
+    assert write_later_revision(run.address, lambda: None) is None
+    write_later_revision(run.address, lambda: next_of(run, 0.3))
 
     assert [one.revision for one in read_revisions(run.address)] == [0, 1, 2]
     assert [what for what in report(run, use_store=False).problems if "recipe" in what] == []

@@ -121,14 +121,14 @@ def write_by_oneself(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_before_the_fence(patch: pytest.MonkeyPatch) -> None:
-    write_later = revisions.write_later
+    write_later_revision = revisions.write_later_revision
 
     def as_before(address: Any, settle: Callable[[], Any]) -> Any:
         revision = settle()
-        return write_later(address, lambda: revision)
+        return write_later_revision(address, lambda: revision)
 
-    patch.setattr(revisions, "write_later", as_before)
-    patch.setattr(swap, "write_later", as_before)
+    patch.setattr(revisions, "write_later_revision", as_before)
+    patch.setattr(swap, "write_later_revision", as_before)
 
 
 def believe_what_was_read(patch: pytest.MonkeyPatch) -> None:

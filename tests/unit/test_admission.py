@@ -80,7 +80,7 @@ def play(draw: Callable[[], Iterator[int]], most: int, admission: Admission, unt
     half = (0.0, 0, 0)
     while server.now < until:
         for _ in range(min(admission.limit, EPISODES) - under_way):
-            admission.note_asked(PROMPT + most)
+            admission.note_request(PROMPT + most)
             server.queue.append(Request(next(lengths)))
             under_way += 1
         ended = server.step()
@@ -138,7 +138,7 @@ def test_the_limit_grows_where_there_is_room_and_is_cut_for_retractions_and_a_qu
 ) -> None:
     admission, exact = Admission(), Admission(7)
     for one in (admission, exact):
-        one.note_asked(100)
+        one.note_request(100)
         for _ in range(ended):
             one.note_ended()
         for load in loads:

@@ -244,7 +244,7 @@ def assert_completed(root: Path) -> None:
 def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_path: Path) -> None:
     made = writer(tmp_path)
     made.write(message(0))
-    made._cut(PARTITION_ID)
+    made._finish_file(PARTITION_ID)
     made.location.release()
     assert len(files_of(tmp_path)) == 1
 
@@ -398,7 +398,7 @@ def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
     assert Archive(tmp_path).manifest.missing
 
     with ArchiveWriter(tmp_path, "t", "run-1", fetch, claims_of_group) as made:
-        made.look_again()
+        made.retry_missing_objects()
         made.save()
 
     assert Archive(tmp_path).get(CLAIM) == OBJECT
@@ -411,7 +411,7 @@ def test_an_object_of_the_archive_that_is_gone_or_cut_is_fetched_anew(whole: Pat
         act()
         with writer(whole) as made:
             assert list(made.manifest.missing) == [CLAIM.key]
-            made.look_again()
+            made.retry_missing_objects()
             made.save()
             assert made.new_objects == 1
         assert Archive(whole).get(CLAIM) == OBJECT

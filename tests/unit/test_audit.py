@@ -991,7 +991,7 @@ def test_numbers_of_a_workflow_that_came_back_are_due_from_there_on() -> None:
 def test_what_the_feeder_may_have_forgotten_is_not_counted_as_open_beside_what_it_issued_since() -> None:
     numbers = PolicyNumbers("solver")
     numbers.forgettable = {"words": 4}
-    numbers.mark_produced("words", 0)
+    numbers.note_produced("words", 0)
     numbers.mark_discarded("sums", 1, 0, ("curate", "dropped", "length"))
     assert numbers.count_open_below({"words": 4, "sums": 3}) == 2
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.decoding import MessageRefused, decode_own, read_own, stamp_own
+from headrace.infra.kafka.decoding import MessageRefused, decode_own, decode_own_stamp, read_own
 from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.schemas import codec
@@ -41,12 +41,12 @@ def test_a_record_of_another_run_is_rejected_with_the_worker_s_own_words() -> No
 
 
 def test_the_headers_of_a_message_of_another_run_are_rejected() -> None:
-    assert stamp_own(MESSAGE, "one").number == 3
-    assert why(lambda: stamp_own(MESSAGE, "two")) == (
+    assert decode_own_stamp(MESSAGE, "one").number == 3
+    assert why(lambda: decode_own_stamp(MESSAGE, "two")) == (
         "other_run",
         "a process of run id one wrote to a topic of run id two",
     )
-    assert why(lambda: stamp_own(replace(MESSAGE, headers=[]), "one"))[0] == "undecodable"
+    assert why(lambda: decode_own_stamp(replace(MESSAGE, headers=[]), "one"))[0] == "undecodable"
 
 
 def test_an_event_that_is_not_ours_is_passed_over_with_a_warning() -> None:

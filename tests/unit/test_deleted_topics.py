@@ -9,27 +9,27 @@ TOPICS = ("r.tasks.sums", "r.weights.solver")
 
 def test_a_topic_that_was_there_and_stays_away_while_kafka_answers_is_gone() -> None:
     missing = MissingTopics(TOPICS, 20)
-    assert missing.see(TOPICS, 0) == ""
-    assert missing.see(TOPICS[:1], 10) == ""
-    assert missing.see(TOPICS[:1], 29.9) == ""
+    assert missing.note_existing(TOPICS, 0) == ""
+    assert missing.note_existing(TOPICS[:1], 10) == ""
+    assert missing.note_existing(TOPICS[:1], 29.9) == ""
     assert missing.since == {"r.weights.solver": 10}
-    assert missing.see(TOPICS[:1], 30) == "r.weights.solver"
+    assert missing.note_existing(TOPICS[:1], 30) == "r.weights.solver"
 
 
 def test_a_broker_that_does_not_answer_or_does_not_know_its_topics_yet_has_deleted_none() -> None:
     missing = MissingTopics(TOPICS, 20)
-    missing.see(TOPICS, 0)
-    assert missing.see((), 10) == ""
-    assert missing.see(None, 25) == ""
-    assert missing.see((), 31) == "", "since 31, as nobody answered between"
-    assert missing.see(TOPICS, 45) == ""
-    assert missing.see((), 60) == ""
-    assert missing.see((), 79) == ""
+    missing.note_existing(TOPICS, 0)
+    assert missing.note_existing((), 10) == ""
+    assert missing.note_existing(None, 25) == ""
+    assert missing.note_existing((), 31) == "", "since 31, as nobody answered between"
+    assert missing.note_existing(TOPICS, 45) == ""
+    assert missing.note_existing((), 60) == ""
+    assert missing.note_existing((), 79) == ""
 
 
 def test_a_topic_that_was_never_there_is_waited_for() -> None:
     missing = MissingTopics(TOPICS, 20)
-    assert missing.see(TOPICS[:1], 0) == missing.see(TOPICS[:1], 1000) == ""
-    missing.see(TOPICS, 1001)
-    assert missing.see(TOPICS[:1], 1002) == ""
-    assert missing.see(TOPICS[:1], 1022) == "r.weights.solver"
+    assert missing.note_existing(TOPICS[:1], 0) == missing.note_existing(TOPICS[:1], 1000) == ""
+    missing.note_existing(TOPICS, 1001)
+    assert missing.note_existing(TOPICS[:1], 1002) == ""
+    assert missing.note_existing(TOPICS[:1], 1022) == "r.weights.solver"

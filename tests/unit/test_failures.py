@@ -34,7 +34,7 @@ from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.failures import FailureLog, build_failure, convert_to_exception
 from headrace.producers.rollout.scoring import ScoreTimeLimit
 from headrace.schemas import codec
-from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, group_errors, kind_of
+from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, error_key_of, group_errors
 from headrace.schemas.records import DeadLetter, EpisodeError, Failure, Outcome, Task, TrajectoryGroup
 
 TASK = Task(run_id="r", stream="sums", number=4, task_id="sum:4")
@@ -227,7 +227,7 @@ def test_an_outcome_carries_each_error_once_the_most_frequent_first_and_bounded(
         assert [error.episodes for error in group_errors(same)] == [5], (
             "without a location, the message less its numbers"
         )
-    assert kind_of(group_errors(same)[0]) == kind_of(same[4])
+    assert error_key_of(group_errors(same)[0]) == error_key_of(same[4])
 
 
 ERROR = EpisodeError("error", "KeyError: '7'", "own.py:5 in judge", "solver", 1, 8)

@@ -121,7 +121,7 @@ def test_of_several_waiting_versions_only_the_newest_is_loaded() -> None:
     for version in range(5):
         scene.publish(version, files=(NamedObject("config.json", ClaimCheck()),) if version == 2 else ())
     assert scene.turn() == scene.turn() == [4]
-    taken, files = scene.loader.taken["p"], scene.follower.files_of("p")
+    taken, files = scene.loader.taken["p"], scene.follower.find_files_record("p")
     assert (taken.version, taken.pause_s, taken.fetched_bytes) == (4, 1.0, len(scene.store.objects["weights/4"]))
     assert (files and files.version) == 2, "the newest that names some"
     scene.publish(3)

@@ -72,7 +72,7 @@ class GoingOn:
     def schemas(self) -> list[RecipeRevision]:
         return []
 
-    def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
+    def fetch_committed(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         bound = {(TASKS, 0): 0}
         return {
             group: commits.Committed(bound, {(TASKS, 0): Commit(0)}, bound) for group in groups if not group.component

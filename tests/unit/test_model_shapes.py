@@ -54,7 +54,7 @@ def test_weights_that_would_take_a_server_down_are_refused(shapes: ModelShapes) 
 
 def test_tied_parameters_can_be_written_under_each_of_their_names(shapes: ModelShapes) -> None:
     weights = make_weights()
-    named = shapes.name_ties(weights)
+    named = shapes.add_tied_names(weights)
     assert named.keys() - weights.keys() == {"lm_head.weight"}
     assert named["lm_head.weight"] is weights["model.embed_tokens.weight"]
     shapes.check(named)

@@ -17,7 +17,7 @@ from headrace.envs.registry import UnknownEnvironment, load_environment, load_wo
 from headrace.infra.environment import PLUG_INS_VARIABLE
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import find_named
-from headrace.infra.recipe.plug_ins import import_module_named, load_plug_in, look_in, search_folders
+from headrace.infra.recipe.plug_ins import add_search_folders, import_module_named, load_plug_in, search_folders
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Recipe
 from headrace.producers.engines.registry import open_engine
@@ -92,7 +92,7 @@ def with_trainer(recipe: Recipe, **changes: object) -> Recipe:
 def test_whatever_a_recipe_names_is_looked_for_in_the_same_places_which_the_error_tells(
     kind: str, tmp_path: Path, here: Path
 ) -> None:
-    look_in([tmp_path / "recipes"])
+    add_search_folders([tmp_path / "recipes"])
 
     with pytest.raises((UsageError, UnknownEnvironment)) as refused:
         asked(kind, "mine_nowhere.rules:Mine")

@@ -84,7 +84,9 @@ def roll(monkeypatch: pytest.MonkeyPatch, read_clock: Callable[[], float], pause
         pauses=pauses,
     )  # fmt: skip
     intake = SimpleNamespace(start=lambda: None, drain=lambda: None, stop=lambda: None)
-    rolling = worker.RolloutWorker._roll(cast("Any", SimpleNamespace(runtime=runtime)), cast("Any", intake), 8.0, stop)
+    rolling = worker.RolloutWorker._play_tasks(
+        cast("Any", SimpleNamespace(runtime=runtime)), cast("Any", intake), 8.0, stop
+    )
     asyncio.run(rolling)
 
 

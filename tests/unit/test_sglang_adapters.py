@@ -223,7 +223,7 @@ def test_a_version_that_is_held_while_servers_unload_it_is_in_them_afterwards(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, servers, weights = scene
-    came, keep = threading.Event(), policy._keep
+    came, keep = threading.Event(), policy._unload_others
     monkeypatch.setattr(policy, "_turn", cast(threading.Lock, ToldLock(came)))
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
         policy.load(3, weights, pool)
@@ -236,7 +236,7 @@ def test_a_version_that_is_held_while_servers_unload_it_is_in_them_afterwards(
                 assert came.wait(GUARD_S)
             keep(server, versions)
 
-        monkeypatch.setattr(policy, "_keep", keep_slowly)
+        monkeypatch.setattr(policy, "_unload_others", keep_slowly)
         policy.load(4, weights, pool)
         holdings[0].result(GUARD_S)
     assert [sorted(list_versions(server)) for server in servers.values()] == [["3", "4"]] * 2
@@ -251,7 +251,7 @@ def test_a_server_that_was_started_again_gets_the_held_versions(scene: Scene) ->
     first._attached = open_api(servers["a"])  # it has forgotten all
     assert policy.find_held(3) is None
     assert [policy.is_serving(one, version) for one, version in ((first, 3), (second, None))] == [False, False]
-    policy.settle(first)
+    policy.load_missing(first)
     assert policy.find_held(3) is first
 
 
@@ -264,7 +264,7 @@ def test_a_held_adapter_that_takes_servers_down_is_loaded_no_more(scene: Scene) 
     policy.hold(3, weights)
     for opened in policy.servers:
         opened.look(policy.find_weights_of(opened))
-        policy.settle(opened)
+        policy.load_missing(opened)
     assert [(server.deaths, list_versions(server)) for server in servers.values()] == [(1, ["4"])] * 2
     assert [opened.version for opened in policy.servers] == [4, 4]
     with pytest.raises(EngineError, match="version 3 of solver is not loaded again, because servers failed 2 times"):
@@ -315,7 +315,7 @@ def test_servers_that_were_away_before_say_nothing_of_an_adapter(scene: Scene) -
     for server, opened in zip(servers.values(), policy.servers, strict=True):
         server.is_away = False
         opened.look(policy.find_weights_of(opened))
-        policy.settle(opened)
+        policy.load_missing(opened)
     assert [sorted(list_versions(server)) for server in servers.values()] == [["3", "4"]] * 2
 
 

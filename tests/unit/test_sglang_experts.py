@@ -15,7 +15,7 @@ import transformers
 from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.model_shapes import ModelShapes
-from headrace.producers.engines.served_engine import _join
+from headrace.producers.engines.served_engine import _join_answers
 from headrace.producers.engines.server_api import NOTHING, Answer, HttpConnections, WeightsRefused
 from headrace.producers.engines.sglang_experts import SGLangExperts, read_routing
 
@@ -76,8 +76,9 @@ def test_requests_end_before_a_swap_with_the_experts_of_the_weights_before_and_n
         asking = asyncio.create_task(ask(api))
         await asyncio.sleep(0)
         loading = asyncio.create_task(asyncio.to_thread(api.load, FOLDER, 4))
-        while "/abort_request" not in server.calls:  # noqa: ASYNC110 - another thread calls
+        while "/abort_request" not in server.calls and not loading.done():  # noqa: ASYNC110 - another thread calls
             await asyncio.sleep(0.001)
+        assert not loading.done(), "it waits for the requests"
         refused = await ask(api)
         server.is_held = False
         before = await asking
@@ -117,10 +118,10 @@ def test_a_token_keeps_the_experts_of_the_piece_that_had_it_first() -> None:
     first, second = (np.full((tokens, 1, 1), expert, np.uint8) for tokens, expert in ((4, 1), (6, 2)))
     pieces = [Answer(ids, logprobs, ((3, 2),), "aborted", routing=first), NOTHING]
     pieces.append(Answer(ids, logprobs, ((4, 2),), "stop", routing=second))
-    joined = _join(pieces, "stop")
+    joined = _join_answers(pieces, "stop")
     assert joined.routing is not None
     assert joined.routing.ravel().tolist() == [1, 1, 1, 1, 2, 2]
-    assert _join([NOTHING], "cancelled").routing is None
+    assert _join_answers([NOTHING], "cancelled").routing is None
 
 
 def test_the_layers_with_experts_are_found_in_a_model(tmp_path: Path) -> None:

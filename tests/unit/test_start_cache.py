@@ -32,7 +32,7 @@ def test_a_cache_that_cannot_be_written_costs_only_what_it_would_have_saved(
 
     monkeypatch.setattr(kafka_server.subprocess, "run", format_folder)
     server.folder.mkdir()
-    server._format([])
+    server._format_log_folder([])
 
     assert (server.folder / "data" / "bootstrap.checkpoint").read_bytes() == b"features"
     assert server._aot_flags() == []

@@ -19,7 +19,7 @@ from headrace.consumers.curate.curator import CuratorPartition
 from headrace.consumers.curate.revision_chains import find_first_of_chain, load_policy_chain
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
-from headrace.infra.recipe.recipe_file import replace_chain
+from headrace.infra.recipe.recipe_file import replace_chain_from_file
 from headrace.infra.recipe.settings import Named, Recipe
 from headrace.infra.run import progress, revisions
 from headrace.infra.run.progress import RunProgress
@@ -271,7 +271,7 @@ def test_how_far_a_run_has_come_is_read_from_its_batches_and_versions(monkeypatc
 def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Path) -> None:
     file = tmp_path / "chain.toml"
     file.write_text('[[curate.chain]]\nuse = "validate"\n')
-    swapped = replace_chain(RECIPE, file)
+    swapped = replace_chain_from_file(RECIPE, file)
     assert swapped != RECIPE
     assert revisions.is_chain_change(RECIPE, swapped)
     slower = swapped.model_copy(update={"trainer": swapped.trainer.model_copy(update={"learning_rate": 1e-9})})
@@ -285,7 +285,7 @@ def test_every_form_in_which_the_pages_write_a_chain_is_one(tmp_path: Path) -> N
     file, lengths = tmp_path / "chain.toml", []
     for text in (in_recipe, in_recipe.removeprefix("[curate]\n"), tables):
         file.write_text(text)
-        swapped = replace_chain(RECIPE, file)
+        swapped = replace_chain_from_file(RECIPE, file)
         lengths.append(len(swapped.curate.chain))
         load_policy_chain(swapped, "solver")
 
@@ -306,4 +306,4 @@ def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(tmp_pat
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=told):
-            replace_chain(RECIPE, file)
+            replace_chain_from_file(RECIPE, file)

@@ -12,7 +12,7 @@ from headrace.consumers.algorithms.validate import find_sequence_fault
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.contract import Generation, Problem
 from headrace.envs.workflows.single_turn import single_turn
-from headrace.envs.workflows.solver_verifier import solver_verifier, verdict_of
+from headrace.envs.workflows.solver_verifier import find_verdict, solver_verifier
 from headrace.schemas.records import Sampling, Span
 
 PROBLEM = Problem(task_id="sum", prompt="kx=3+4?", answer="7")
@@ -141,7 +141,7 @@ def test_a_verdict_is_the_last_tag_or_the_only_word() -> None:
         ("", None),
         ("<verify>perhaps</verify>", None),
     ):
-        assert verdict_of(output) == verdict, output
+        assert find_verdict(output) == verdict, output
 
 
 def test_solver_verifier_refuses_other_roles() -> None:

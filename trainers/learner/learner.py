@@ -15,7 +15,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import ObjectSource
-from headrace.infra.weights.experts import compute_experts_plainly
+from headrace.infra.weights.experts import use_plain_experts
 from headrace.infra.weights.lora import list_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import NamedObject
@@ -72,7 +72,7 @@ class Learner:
             parameter.data = parameter.data.to(self._dtype)
             parameter.grad = None  # a warm start may have left one
         self._backend.place(self._passes.scorer)
-        compute_experts_plainly(model)  # depends on the model's device
+        use_plain_experts(model)  # depends on the model's device
         own, names = dict(model.named_parameters()), list_published_names(unrounded)
         parameters = {name: own[in_model] for name, in_model in names.items()}
         values = {name: self._backend.spread(unrounded[names[name]], like) for name, like in parameters.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from headrace.infra.recipe.plug_in_sources import SHOWN_DIGITS, find_loaded_source, top_of, trainer_plug_ins
+from headrace.infra.recipe.plug_in_sources import SHOWN_DIGITS, find_loaded_source, top_module_of, trainer_plug_ins
 from headrace.infra.recipe.settings import TrainerSettings
 
 
@@ -46,7 +46,7 @@ def fingerprint_numerics(device_name: str) -> dict[str, str]:
 
 def fingerprint_plug_ins(settings: TrainerSettings) -> dict[str, str]:
     """Return the fingerprint parts for plug-ins that compute loss or advantage: their source hashes here."""
-    tops = dict.fromkeys(map(top_of, trainer_plug_ins(settings)))
+    tops = dict.fromkeys(map(top_module_of, trainer_plug_ins(settings)))
     return {
         f"plug-in {top}": source.hash[:SHOWN_DIGITS] for top in tops if (source := find_loaded_source(top)) is not None
     }

@@ -57,7 +57,7 @@ class ModelLog:
     def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
         return (str(partition_id) for partition_id in self.partitions(topics) if self._broker.begins[partition_id])
 
-    def ask(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
+    def fetch_committed(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         return {group: self._committed(group) for group in groups}
 
     def _committed(self, group: commits.Group) -> commits.Committed:

@@ -96,7 +96,7 @@ class Up(Command):
     def run(self) -> None:
         settle = partial(revisions.plan_revision, ADDRESS, self.recipe, STORE, new_recipe=True)
         if settle() is not None:
-            revisions.write_later(ADDRESS, settle)
+            revisions.write_later_revision(ADDRESS, settle)
 
 
 class SteppedWriter:

@@ -63,7 +63,7 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clients, "get_admin", lambda _cluster: Admin())
     patch.setattr(group_offsets, "get_admin", lambda _cluster: Admin())
     patch.setattr(cluster_topics, "get_admin", lambda _cluster: Admin())
-    patch.setattr(cluster_topics, "name_cluster", lambda _cluster: "model")
+    patch.setattr(cluster_topics, "build_cluster_key", lambda _cluster: "model")
     patch.setattr(clients, "_fetch_offsets", offsets)
     patch.setattr(topic_reader.TopicReader, "_read_while", follow)
     patch.setattr(topic_reader, "SETTLING_S", -1.0)
