@@ -145,7 +145,7 @@ def _publish(run: Run, parameters: float, compactor: Compactor, tell: Tell) -> i
         message = announcer.build_message(event)
         producer.produce(message.topic, message.value, message.key, message.partition)
         assert producer.flush(30) == 0, "Kafka does not answer"  # noqa: S101 - nothing is measured then
-        compactor.catch_up()
+        compactor.read_published_events()
         compactor.merge_due()
         weights = successor(weights, DENSITY, seed=version)
         if version % 50 == 0:

@@ -69,7 +69,7 @@ class JudgeProcesses:
             return answer == b"true\n"
         finally:
             if answer is None and child is not None:  # late, dead or interrupted: it must not answer later
-                _stop(child)
+                _kill(child)
                 child = None
             self._idle.put(child)
 
@@ -103,7 +103,7 @@ def _encode(given: str, gold: str) -> bytes:
     return json.dumps([given, gold]).encode() + b"\n"
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def _kill(child: subprocess.Popen[bytes]) -> None:
     with child:  # closes its pipes, and waits for it
         child.kill()
 
@@ -111,7 +111,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 def _stop_all(idle: LifoQueue[subprocess.Popen[bytes] | None]) -> None:
     while not idle.empty():
         if (child := idle.get()) is not None:
-            _stop(child)
+            _kill(child)
 
 
 def _ask(child: subprocess.Popen[bytes], question: bytes, limit_s: float) -> bytes | None:

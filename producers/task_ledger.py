@@ -59,7 +59,7 @@ class TaskLedger:
         self._open.add(offset)
         return True
 
-    def start(self, offset: int) -> bool:
+    def add_start(self, offset: int) -> bool:
         """Count a start, which must be committed before the task runs; return False, uncounted, if the task is done."""
         if offset not in self._open and not self.receive(offset):
             return False

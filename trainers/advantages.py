@@ -183,7 +183,7 @@ def given(sequences: RewardedSequences, *, group_by: GroupBy = "task", weight: W
     without a baseline, the mean mu of its key is used. Raises RewardError for a group without any baseline.
     """
     known = _to_sequences(sequences)
-    _check_baselines(known)
+    _require_baseline_per_group(known)
     advantages = np.array([sequence.reward for sequence in known], np.float64)
     baselines = np.zeros_like(advantages)
     for key in iterate_comparisons(known, group_by, weight):
@@ -484,7 +484,7 @@ def _check_finite(what: str, numbers: npt.ArrayLike, remedy: str) -> None:
         raise RewardError(f"a group's {what} must be finite and within ±{_LARGEST:g}, got {wrong[:_SHOWN]}: {remedy}")
 
 
-def _check_baselines(sequences: Sequence[RewardedSequence]) -> None:
+def _require_baseline_per_group(sequences: Sequence[RewardedSequence]) -> None:
     bare = {sequence.group for sequence in sequences} - {m.group for m in sequences if m.baseline is not None}
     if bare:
         raise RewardError(

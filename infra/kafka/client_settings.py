@@ -68,10 +68,10 @@ _WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]*@", re.IGNORE
 _PATH = re.compile(r"[\w./~@%+-]*[./][\w./~@%+-]*")
 
 
-def read_client_settings(*, alone: bool = False) -> dict[str, str]:
+def read_client_settings(*, is_complete: bool = False) -> dict[str, str]:
     """Return the client settings of the environment: a JSON object, or the path of a file that holds one.
 
-    `alone` is as in `check_client_settings`. Raises UsageError, which quotes no values, also for settings that
+    `is_complete` is as in `check_client_settings`. Raises UsageError, which quotes no values, also for settings that
     librdkafka does not take.
     """
     where, text = KAFKA_CLIENT_VARIABLE, read_environment(KAFKA_CLIENT_VARIABLE).strip()
@@ -99,7 +99,7 @@ def read_client_settings(*, alone: bool = False) -> dict[str, str]:
         found = None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise UsageError(f'{where} must hold librdkafka settings as a JSON object of strings: {{"KEY": "VALUE"}}')
-    check_client_settings(found, where, alone=alone)
+    check_client_settings(found, where, is_complete=is_complete)
     return found
 
 
@@ -113,13 +113,13 @@ def merge_client_settings(recipe: Mapping[str, str]) -> dict[str, str]:
     return client
 
 
-def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool = True) -> None:
+def check_client_settings(client: Mapping[str, str], where: str, *, is_complete: bool = True) -> None:
     """Raise UsageError, which names a setting that librdkafka does not take; values may be secret and are not quoted.
 
     Args:
         client: librdkafka's settings.
         where: Source of the settings, for the message.
-        alone: Whether these are all settings: then missing companions of a setting are an error too.
+        is_complete: Whether these are all settings: then missing companions of a setting are an error too.
     """
     for key, allowed in PROMISED_SETTINGS.items():
         if key in client and client[key] not in allowed:
@@ -143,7 +143,7 @@ def check_client_settings(client: Mapping[str, str], where: str, *, alone: bool 
         for begins, what in FAULTS_OF_ONE.items():
             if own.startswith(begins) and (begins != "`" or own == fault):
                 raise UsageError(f"{where}: {key} {what.format(own)}")
-    if alone:
+    if is_complete:
         shown = (
             ""
             if any(value and value in fault for key, value in client.items() if is_secret(key, value))

@@ -25,7 +25,7 @@ def parse_run(text: str) -> RunAddress:
         brokers, named = meant.groups() if meant else ("HOST:PORT", "")
         form = f"kafka://{brokers}/{named if NAME_FORM.fullmatch(named) else 'RUN'}"
         raise UsageError(f"cannot read the run address {text!r}: give {form}, as `headrace up` prints it")
-    return RunAddress(Connection(bootstrap, read_client_settings(alone=True)), run)
+    return RunAddress(Connection(bootstrap, read_client_settings(is_complete=True)), run)
 
 
 def is_run_address(text: str) -> bool:

@@ -87,7 +87,7 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     except RecursionError as error:
         raise UsageError(f"recipe {name_or_path} nests tables too deeply") from error
     refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
-    check_client_settings(recipe.kafka.client, f"recipe {name_or_path}: kafka.client", alone=False)
+    check_client_settings(recipe.kafka.client, f"recipe {name_or_path}: kafka.client", is_complete=False)
     add_search_folders(draft.folders)
     return _check_round_trip(recipe, name_or_path)
 

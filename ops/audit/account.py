@@ -174,7 +174,7 @@ class RunAccount:
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         chain.fold_positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
-            chain.mark_all_released()
+            chain.mark_all_groups_reported()
 
     def count_outcome(self, variant: str, outcome: object, fields: Fields) -> None:
         """Count an outcome; outcomes of evaluations are skipped."""
@@ -334,9 +334,9 @@ class RunAccount:
             problems=problems,
         )
 
-    def has_released_all(self) -> bool:
+    def has_reported_all_groups(self) -> bool:
         """Return whether, at the end of a run, the policies' trainers hold no kept group any more."""
-        return all(self.flights[policy].has_released_all() for policy in self.recipe.policies)
+        return all(self.flights[policy].has_reported_all_groups() for policy in self.recipe.policies)
 
     def _count_concluded_tasks(self) -> int:
         """Count the tasks that are concluded for all policies that they train."""

@@ -85,10 +85,10 @@ class Flight:
             found.append((flying - room, what))
         return found
 
-    def has_released_all(self) -> bool:
+    def has_reported_all_groups(self) -> bool:
         """Return whether, at the end of a run, no kept group waits for the trainer any more.
 
         This is true if every kept first use is trained on or evicted. It is also true if the trainer has read the whole
         curated topic and, after the end of the run, has written what happened to all groups that it held.
         """
-        return self._chain.has_released_all(self._ends) or not self._numbers.count_kept_and_open()
+        return self._chain.has_reported_all_groups(self._ends) or not self._numbers.count_kept_and_open()

@@ -168,11 +168,11 @@ class WeightsChain:
         if version >= 0:
             self._ages.append(dict(self._positions))
 
-    def mark_all_released(self) -> None:
+    def mark_all_groups_reported(self) -> None:
         """Record that the trainer has reported what happened to all groups that it held, because the run is over."""
         self._let_go = dict(self._positions)
 
-    def has_released_all(self, ends: Mapping[int, int]) -> bool:
+    def has_reported_all_groups(self, ends: Mapping[int, int]) -> bool:
         """Return whether the trainer had read up to these offsets, by partition, when it reported all its groups."""
         return all(self._let_go.get(partition, 0) >= end for partition, end in ends.items())
 

@@ -179,7 +179,7 @@ class WholeAudit:
         done = {partition_id: commit.offset for one in main for partition_id, commit in one.commits.items()}
         if any(done.get(partition_id, 0) < end for partition_id, end in self.ends.items()):
             return False
-        return self.fold.account.has_released_all()
+        return self.fold.account.has_reported_all_groups()
 
     # ------------------------------------------------------------------------------------------------------- messages
 

@@ -64,7 +64,7 @@ class Compactor:
         self._producer = open_producer(run.connection, COMPACTOR)
         self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._chains), COMPACTOR)
 
-    def catch_up(self) -> None:
+    def read_published_events(self) -> None:
         """Read all events that are published until now."""
         for message in self._reader.catch_up():
             self._fold_event(message)
@@ -200,7 +200,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
         run = replace(run, store_address=opened.run.store_address)
     policies = [run.resolve(policy)] if policy else list(run.recipe.policies)
     with closing(Compactor(run, policies, every, stop)) as compactor:
-        compactor.catch_up()
+        compactor.read_published_events()
         while not stop.is_set():
             announced = compactor.merge_due()
             if once:

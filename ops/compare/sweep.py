@@ -296,7 +296,7 @@ class _Playing:
                 )
                 self._say(escape("\n".join(f"    {line}" for line in run_folder.tail_of_output().splitlines())))
             else:
-                self._say(f"{what}: {describe_result(summary)}")
+                self._say(f"{what}: {describe_run_result(summary)}")
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> int:
         """Return a child's exit code; end the child if the sweep is stopped."""
@@ -352,7 +352,7 @@ class _Playing:
             self._say(f"not all topics and objects of run {run.name} could be deleted: {escape(str(error))}")
 
 
-def describe_result(summary: RunResult) -> str:
+def describe_run_result(summary: RunResult) -> str:
     """Return the result of a run in one line."""
     changes = []
     for policy, block in summary.policies.items():

@@ -29,7 +29,7 @@ from headrace.ops.figures.standstill import (
     Standstill,
     Surroundings,
     describe_discards,
-    describe_standstill,
+    describe_longest_pause,
     standstill,
 )
 from headrace.ops.figures.trouble import Trouble
@@ -279,7 +279,7 @@ class Figures:
             found: The result of `compute_figures`.
         """
         counted = {**found.policies, **{name: shadow.groups for name, shadow in found.shadows.items()}}
-        late = [describe_standstill(variant, self._versions.made_ms[variant]) for variant in counted]
+        late = [describe_longest_pause(variant, self._versions.made_ms[variant]) for variant in counted]
         dry = [describe_discards(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
         return tuple(filter(None, (*late, *dry)))
 

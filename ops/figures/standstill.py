@@ -379,7 +379,7 @@ def patience_ms(made_ms: Iterable[int]) -> int:
     return max(LEAST_MS, TIMES * took[(len(took) - 1) * 3 // 4])
 
 
-def describe_standstill(variant: str, made_ms: Mapping[int, int]) -> str:
+def describe_longest_pause(variant: str, made_ms: Mapping[int, int]) -> str:
     """Return a sentence on the longest pause of a policy or shadow in a finished run; empty if no pause was too long.
 
     Args:

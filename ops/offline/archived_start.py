@@ -59,7 +59,7 @@ class Start:
         return [NamedObject(name) for name in self.files]
 
 
-def begin(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
+def load_start(archive: Archive, policy: str, recipe: Recipe, folder: str | None) -> Start:
     """Return the start: `folder`, which is an archive or a folder of weights, or by default the archive itself.
 
     The start in an archive is its oldest checkpoint. If it has none, it is the model that its recipe names, unless that

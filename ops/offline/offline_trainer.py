@@ -25,7 +25,7 @@ from headrace.infra.weights.folder import write_adapter, write_weights
 from headrace.infra.weights.tensors import hash_weights
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.chosen_policy import choose_policy
-from headrace.ops.offline.archived_start import Start, begin
+from headrace.ops.offline.archived_start import Start, load_start
 from headrace.ops.offline.offline_versions import (
     OfflineVersion,
     RecordCounts,
@@ -138,7 +138,7 @@ def train_offline(
     batches = batches_of_the_run(archive, policy, request.steps) if request.batches else []
     with write_new_folder(out) as folder:
         pin_threads(int(batches[0].fingerprint.get("threads", "0")) if batches else 0)
-        start, counts = begin(archive, policy, recipes[-1], request.start), RecordCounts()
+        start, counts = load_start(archive, policy, recipes[-1], request.start), RecordCounts()
         if batches:
             made, most = retrain_versions(archive, policy, start.learner, recipes, batches), len(batches)
         else:

@@ -35,7 +35,7 @@ class Admission:
     written: set[int] = field(default_factory=set)
     """Revisions on the recipe topic when it was last read."""
 
-    def admit(self, task: Task) -> Reservation | NotAdmitted | None:
+    def try_admit(self, task: Task) -> Reservation | NotAdmitted | None:
         """See `Gate`."""
         is_training = task.purpose != "eval"
         if is_training and self.follower.ended:

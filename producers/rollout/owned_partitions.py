@@ -92,7 +92,7 @@ class OwnedPartitions:
     def start(self, partition_id: PartitionId, offset: int) -> int:
         """Count a start, which must be committed before the task runs; return the number of the ownership."""
         owned = self._owned[partition_id]
-        owned.ledger.start(offset)
+        owned.ledger.add_start(offset)
         owned.dirty = True
         self.running.add((partition_id, offset))
         return owned.ownership

@@ -45,7 +45,7 @@ class StartedTask:
 class Gate(Protocol):
     """Decides, in the intake's thread, which tasks may start."""
 
-    def admit(self, task: Task) -> Reservation | NotAdmitted | None:
+    def try_admit(self, task: Task) -> Reservation | NotAdmitted | None:
         """Return slots for the task's episodes, or why it gets none, or None if no task of its topic may start now."""
 
     def is_written(self, revision: int) -> bool:

@@ -144,7 +144,7 @@ class TaskQueue:
         if self._owned.alone is not None or (is_suspect and self._owned.running):
             refused.update(self._topics)
             return None
-        admitted = self._gate.admit(task)
+        admitted = self._gate.try_admit(task)
         if admitted is None or admitted == "no_slots":
             refused.update([waiting.message.topic] if admitted is None else self._topics)
             return None

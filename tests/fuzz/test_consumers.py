@@ -426,7 +426,7 @@ def test_what_would_have_stopped_a_trainer_is_a_dead_letter() -> None:
 class Open:
     """A gate that lets everything through, as far as its revision is known."""
 
-    def admit(self, task: Task) -> Any:
+    def try_admit(self, task: Task) -> Any:
         return "unknown_revision" if task.revision else Reservation(SLOTS, task.n_asked, task.n_asked)
 
     def is_written(self, revision: int) -> bool:

@@ -29,7 +29,7 @@ class Room:
     def __init__(self) -> None:
         self.slots = Slots(64)
 
-    def admit(self, task: Task) -> object:
+    def try_admit(self, task: Task) -> object:
         return self.slots.reserve(task.n_asked)
 
 

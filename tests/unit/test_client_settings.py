@@ -102,7 +102,7 @@ def test_a_setting_that_librdkafka_does_not_take_is_named_where_it_was_written(
 
 def test_settings_that_need_others_are_looked_at_together() -> None:
     half = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN"}
-    check_client_settings(half, "recipe", alone=False)
+    check_client_settings(half, "recipe", is_complete=False)
     with pytest.raises(UsageError, match=r"recipe: librdkafka does not take .* together: .*sasl\.username"):
         check_client_settings(half, "recipe")
     check_client_settings({**half, "sasl.username": "me", "sasl.password": SECRET}, "recipe")

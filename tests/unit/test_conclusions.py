@@ -146,13 +146,13 @@ def test_groups_that_all_fail_slow_what_is_trained_on_and_no_evaluation() -> Non
 
     task = started(Slots(8)).task
     assert task is not None
-    assert gate.admit(task) is not None
+    assert gate.try_admit(task) is not None
     asyncio.run(fail())
-    assert gate.admit(task) is None
-    assert gate.admit(replace(task, purpose="eval")) is not None
+    assert gate.try_admit(task) is None
+    assert gate.try_admit(replace(task, purpose="eval")) is not None
     now_s = LONGEST_S
-    assert gate.admit(task) is not None
-    assert gate.admit(task) is None, "one at a time"
+    assert gate.try_admit(task) is not None
+    assert gate.try_admit(task) is None, "one at a time"
 
 
 def test_an_evaluation_has_slots_only_while_the_engine_has_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +168,10 @@ def test_an_evaluation_has_slots_only_while_the_engine_has_its_version(monkeypat
     async def run() -> None:
         playing = asyncio.create_task(works.play_and_deliver(evaluation, asyncio.Event(), lambda _: None))
         assert await asyncio.to_thread(begun.wait, GUARD_S)
-        training = gate.admit(task)
+        training = gate.try_admit(task)
         assert isinstance(training, Reservation), "training may have all slots"
         works.waiting += MOST_WAITING - 1
-        assert gate.admit(replace(task, purpose="eval")) is None, "enough evaluations wait"
+        assert gate.try_admit(replace(task, purpose="eval")) is None, "enough evaluations wait"
         may_go_on.set()
         training.close()
         await playing
@@ -195,13 +195,13 @@ def test_a_task_that_only_lacks_slots_is_told_from_one_that_must_not_start() -> 
     gate, task = admission_to(works), started(Slots(8)).task
     assert task is not None
     assert gate.slots.reserve(7) is not None
-    assert gate.admit(task) == "no_slots"
-    assert gate.admit(replace(task, purpose="eval")) == "no_slots"
+    assert gate.try_admit(task) == "no_slots"
+    assert gate.try_admit(replace(task, purpose="eval")) == "no_slots"
     gate.follower.ended = "steps"
-    assert gate.admit(replace(task, purpose="eval")) is None, "what is for training is concluded without slots"
+    assert gate.try_admit(replace(task, purpose="eval")) is None, "what is for training is concluded without slots"
     gate.follower.ended = ""
     works.delivering = MOST_UNDELIVERED
-    assert gate.admit(task) is None
+    assert gate.try_admit(task) is None
 
 
 def test_while_many_groups_are_not_delivered_no_task_is_started() -> None:
@@ -209,10 +209,10 @@ def test_while_many_groups_are_not_delivered_no_task_is_started() -> None:
     gate, task = admission_to(works), started(Slots(8)).task
     assert task is not None
     works.delivering = MOST_UNDELIVERED
-    assert gate.admit(task) is None
-    assert gate.admit(replace(task, purpose="eval")) is None
+    assert gate.try_admit(task) is None
+    assert gate.try_admit(replace(task, purpose="eval")) is None
     works.delivering -= 1
-    assert gate.admit(task) is not None
+    assert gate.try_admit(task) is not None
 
 
 def test_a_dead_engine_ends_the_worker_and_concludes_nothing() -> None:

@@ -27,7 +27,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, iterate_arrivals, iterate_batches
-from headrace.ops.offline.archived_start import begin
+from headrace.ops.offline.archived_start import load_start
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import TrainingRequest, _apply_settings, _explain_no_version, train_offline
 from headrace.ops.offline.offline_versions import RecordCounts, retrain_versions
@@ -222,7 +222,7 @@ def test_of_the_runs_own_batches_only_versions_of_the_same_numerics_from_the_sta
     tmp_path: Path,
 ) -> None:
     found = archive(tmp_path / "a", [[curated(number) for number in range(12)]])
-    start = begin(found, "solver", recipe(), None)
+    start = load_start(found, "solver", recipe(), None)
     here, other = start.learner.fingerprint(), {"cpu": "another"}
     batches = [
         BatchTrained(

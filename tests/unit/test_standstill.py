@@ -23,7 +23,7 @@ from headrace.ops.figures.standstill import (
     Standstill,
     Surroundings,
     describe_discards,
-    describe_standstill,
+    describe_longest_pause,
     patience_ms,
     standstill,
 )
@@ -361,9 +361,9 @@ def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:
 
 def test_of_a_run_that_is_over_it_is_told_where_it_stood_still() -> None:
     even = {version: version * 5000 for version in range(10)}
-    assert not describe_standstill("solver", even)
+    assert not describe_longest_pause("solver", even)
     late = {**even, 10: 45_000 + 130_000, 11: 45_000 + 230_000}
-    told = describe_standstill("solver", late)
+    told = describe_longest_pause("solver", late)
     assert "solver made no version for 130 s before version 10" in told
     assert "2 pause(s)" in told
 

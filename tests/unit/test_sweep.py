@@ -29,7 +29,7 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import RunFolder, build_up_command, describe_result, find_run_folder, play
+from headrace.ops.compare.sweep import RunFolder, build_up_command, describe_run_result, find_run_folder, play
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -167,7 +167,7 @@ def test_the_line_of_a_run_of_several_policies_has_the_rewards_of_each() -> None
     policies = {**SUMMARY["policies"], "judge": judge}
     means = {"reward_first": None, "reward_last": None}
     found = read_result(json.dumps({**SUMMARY, **means, "policies": policies}).encode())
-    assert describe_result(found) == (
+    assert describe_run_result(found) == (
         "solver reward 0.25 → 0.50, judge reward 0.50 → 0.75, judge held-out 0.50, 2,400 trajectories, 3 s"
     )
 

@@ -101,7 +101,7 @@ class Gate:
     def __init__(self, room: int) -> None:
         self.slots = Slots(room)
 
-    def admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
+    def try_admit(self, task: Task) -> Reservation | Literal["run_end"] | None:
         return self.slots.reserve(task.n_asked)
 
     def is_written(self, revision: int) -> bool:

@@ -38,7 +38,7 @@ class Partition(RuleBasedStateMachine):
     @rule(data=st.data())
     def one_is_started(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(self.received))
-        assert self.ledger.start(offset) is (offset in self.ledger._open)
+        assert self.ledger.add_start(offset) is (offset in self.ledger._open)
 
     @precondition(lambda self: self.received)
     @rule(data=st.data())
@@ -75,7 +75,7 @@ test_no_interleaving_loses_an_unfinished_offset = Partition.TestCase
 def test_done_tasks_are_skipped_and_open_ones_keep_their_starts() -> None:
     ledger = TaskLedger(5)
     for offset in (5, 6, 8, 9):
-        assert ledger.start(offset)
+        assert ledger.add_start(offset)
     ledger.mark_done(6)
     ledger.mark_done(8)
     offset, metadata = ledger.commit()
@@ -92,8 +92,8 @@ def test_done_tasks_are_skipped_and_open_ones_keep_their_starts() -> None:
 
 def test_an_owner_that_leaves_in_good_order_takes_its_own_starts_back_and_no_others() -> None:
     ledger = TaskLedger(0, '{"started":"0:1"}')
-    ledger.start(0)
-    ledger.start(1)
+    ledger.add_start(0)
+    ledger.add_start(1)
     ledger.reset_starts()
     assert ledger.commit() == (0, '{"started":"0:1"}')
     for offset in (0, 1):
@@ -129,7 +129,7 @@ def test_metadata_too_large_keeps_start_counts_and_long_runs_and_loses_no_task()
     for offset in range(n):
         ledger.receive(offset)
         if offset in started:
-            ledger.start(offset)
+            ledger.add_start(offset)
     a_long_run = set(range(5_461, 5_519))
     finished = a_long_run | {offset for offset in range(5_400) if offset not in started and offset % 3}
     for offset in finished:

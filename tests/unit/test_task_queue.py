@@ -26,7 +26,7 @@ class Behind:
     def __init__(self, *written: int) -> None:
         self.written = written
 
-    def admit(self, task: Task) -> str:  # type: ignore[explicit-override]  # it has slots for none
+    def try_admit(self, task: Task) -> str:  # type: ignore[explicit-override]  # it has slots for none
         return "unknown_revision"
 
     def is_written(self, revision: int) -> bool:
@@ -77,7 +77,7 @@ class Busy:
         self.episodes: deque[StartedTask] = deque()
         self.turn()
 
-    def admit(self, task: Task) -> Reservation | Literal["no_slots"]:
+    def try_admit(self, task: Task) -> Reservation | Literal["no_slots"]:
         return self.slots.reserve(task.n_asked) or "no_slots"
 
     def is_written(self, revision: int) -> bool:
