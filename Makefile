@@ -22,6 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@sed -n 's/^# \(make test-SUBJECT\)/\1/p' $(MAKEFILE_LIST) | fold -sw 100
 
 install: $(STAMP) ## make .venv and install Headrace with its tools into it
 

@@ -29,7 +29,7 @@ from benchmarks.dataflow import create_run
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
 from headrace.infra.kafka.clients import Connection, Outgoing, fetch_end_offsets, open_consumer, open_producer
-from headrace.infra.kafka.topic_reader import find_whole_topics
+from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
@@ -143,7 +143,7 @@ class Rate:
 
 def bare(connection: Connection, topics: list[str]) -> Rate:
     """Return the rate of a loop that consumes the topics and counts."""
-    partition_ids = find_whole_topics(connection, topics)
+    partition_ids = find_start_positions(connection, topics)
     ends = {partition_id: end for partition_id, end in fetch_end_offsets(connection, partition_ids).items() if end}
     begin, cpu, count = time.perf_counter(), time.process_time(), 0
     consumer = open_consumer(connection, "bare", enable_partition_eof=True)

@@ -26,7 +26,7 @@ from confluent_kafka import TopicPartition
 from headrace.infra.kafka.clients import Outgoing, open_consumer, open_producer
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_reader import find_whole_topics
+from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import stop_on_signals
@@ -210,7 +210,7 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
             return []
 
     (run, stop), watch = _begin(load), Stopwatch()
-    positions = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
+    positions = find_start_positions(run.connection, [run.topics.curated(POLICY)])
     begun = ResumedTrainer(
         _smallest_learner(run), VersionUploader(run, POLICY, ()), VersionAnnouncer(run, POLICY), 0, "", positions
     )
@@ -306,7 +306,7 @@ def raw_read(load: Load, reports: Reports, _go: Event) -> None:
     """Count what arrives."""
     run, stop = _begin(load)
     consumer = open_consumer(run.connection, "raw.read")
-    partition_ids = find_whole_topics(run.connection, [run.topics.curated(POLICY)])
+    partition_ids = find_start_positions(run.connection, [run.topics.curated(POLICY)])
     consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partition_ids])
     taken = 0
     while not stop.is_set():

@@ -113,7 +113,7 @@ def records(topics: Topics, groups: int) -> Iterator[Outgoing]:
                 batches_offset=offsets.find_first_needed(first),
             )
             yield Outgoing(topics.state, codec.encode(pointer), checkpoint_key("solver", version), partition=0)
-        offsets.note_written(version - 1)
+        offsets.note_version_offset(version - 1)
 
 
 def read_after_restart(address: str, groups: int, how: str) -> Return:

@@ -179,9 +179,9 @@ def _join(run: Run, events: Sequence[WeightsPublished]) -> Joined:
     published = {event.version: event for event in events if event.kind != MERGED}
     newest, objects = published[VERSIONS], _Counting(run)
     held = PolicyWeights(objects)
-    held.bring(events, published[VERSIONS - BEHIND])
+    held.load_version(events, published[VERSIONS - BEHIND])
     objects.sizes.clear()
-    held.bring(events, newest)
+    held.load_version(events, newest)
     anchor = max((event for event in events if event.kind == "anchor"), key=lambda event: event.version)
     assert anchor.weights is not None  # noqa: S101 - the publisher gave it one
     fetched = sum(objects.sizes)
@@ -196,7 +196,7 @@ def _follow(run: Run, events: Sequence[WeightsPublished]) -> dict[str, int]:
 
     def follow(folder: Path) -> None:
         with _CountingStore(run.store_address) as store:
-            PolicyWeights(ObjectCache(store, folder, most_bytes=1 << 34)).bring(events, target)
+            PolicyWeights(ObjectCache(store, folder, most_bytes=1 << 34)).load_version(events, target)
 
     with tempfile.TemporaryDirectory(prefix="headrace-cache-") as folder, ThreadPoolExecutor(FOLLOWERS) as pool:
         for done in [pool.submit(follow, Path(folder)) for _ in range(FOLLOWERS)]:

@@ -156,7 +156,7 @@ class Dataset:
 
     def size(self, split: Split) -> int:
         """Return the number of distinct problems. Raises TaskFileError."""
-        return sum(len(deck.indices) for deck in self._open()[split])
+        return sum(len(deck.indices) for deck in self._get_decks()[split])
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index; the order begins again at the end. Raises ValueError for an empty split."""
@@ -172,7 +172,7 @@ class Dataset:
 
     def read_data(self) -> tuple[ReadData, ...]:
         """Read the data now, once; return its description. Raises TaskFileError."""
-        self._open()
+        self._get_decks()
         return self._identities
 
     def _example(self, index: int) -> WorkedExample:
@@ -194,7 +194,7 @@ class Dataset:
 
     def _read_record(self, split: Split, index: int) -> tuple[str, str, Record]:
         """Return a problem's id, the tier of its deck, and its row's contents."""
-        decks = self._open()[split]
+        decks = self._get_decks()[split]
         count = sum(len(deck.indices) for deck in decks)
         if not count or index < 0:
             raise ValueError(f"split {split!r} has {count} problems, so there is no problem {index}")
@@ -216,7 +216,7 @@ class Dataset:
         except RowFault as fault:
             raise TaskFileError(f"{rows.name_row(number)}: {fault}") from None
 
-    def _open(self) -> dict[Split, tuple[_Deck, ...]]:
+    def _get_decks(self) -> dict[Split, tuple[_Deck, ...]]:
         with self._lock:
             if not self._decks:
                 self._decks = self._read_decks()

@@ -100,14 +100,14 @@ class Mixture:
         extra = {key: value for key, value in problem.extra.items() if key != own_tier}
         task_id = problem.task_id.removeprefix(f"{source}/")
         own = replace(problem, task_id=task_id, tier=problem.extra[own_tier], extra=extra)
-        return self._open(source).score(own, text)
+        return self._get_environment(source).score(own, text)
 
     def prepare_tiers(self) -> None:
         """Build all sources, so that no score has to wait for one. Raises ValueError for one that cannot be built."""
         for name in self._settings:
-            self._open(name)
+            self._get_environment(name)
 
-    def _open(self, name: str) -> Environment:
+    def _get_environment(self, name: str) -> Environment:
         with self._building:  # scores run in several threads
             if name not in self._scorers:
                 self._scorers[name] = _build(name, self._seed, self._settings[name])

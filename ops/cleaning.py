@@ -30,12 +30,12 @@ UNFINISHED = re.compile(r"(?:\.(?P<growing>.+)\.part|(?P<written>.+)\.[0-9a-f]{8
 """Names of the files that a killed process was writing."""
 
 
-def folders_to_clean(data: Path | None, *, everything: bool, optional: bool) -> list[DataFolder]:
-    """Return the folders that the command line names; with `optional` there may be none. Raises UsageError."""
+def folders_to_clean(data: Path | None, *, everything: bool, may_be_none: bool) -> list[DataFolder]:
+    """Return the folders that the command line names; with `may_be_none` there may be none. Raises UsageError."""
     if data is not None:
         return [DataFolder(data)]
     found = sorted({path.parent for name in MARKS_OF_FOLDER for path in HOME.glob(f"*/{name}")})
-    if everything or (optional and not found):
+    if everything or (may_be_none and not found):
         return [DataFolder(path) for path in found]
     return [find_only_folder()]
 

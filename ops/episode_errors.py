@@ -91,7 +91,7 @@ class ErrorsFold:
             if kind in self._first:
                 self._counts[kind][result.policy] += error.episodes
 
-    def fold_dead(self, dead_letter: DeadLetter) -> None:
+    def fold_dead_letter(self, dead_letter: DeadLetter) -> None:
         """Take in a dead letter; records that were sent back or belong to another run are not errors."""
         kind = dead_letter.component, dead_letter.reason, re.sub("[0-9]+", "", dead_letter.detail)
         if dead_letter.reason in {REDRIVEN, "other_run"} or (

@@ -57,12 +57,12 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
         yield OpenedRun(_join(parse_run(address)), rests=False)
         return
     folder = DataFolder(data) if data else find_only_folder()
-    notes = replace(folder.require(), run=address) if address else folder.require()
-    if not address and (swept := folder.sweep_runs()):
+    notes = replace(folder.require_notes(), run=address) if address else folder.require_notes()
+    if not address and (swept := folder.list_runs_of_sweep()):
         raise UsageError(f"{folder.root} is the folder of a sweep: add --run with one of {', '.join(swept)}")
-    if (owner := folder.find_owner()) is not None:
+    if (owner := folder.find_holder()) is not None:
         _, holder = owner
-        began_ms = folder.find_owner_start_ms() if holder in LAUNCHERS else 0
+        began_ms = folder.find_holder_start_ms() if holder in LAUNCHERS else 0
         with _explain_unreachable(folder):
             run = _join(parse_run(notes.address), folder)
             is_written_offline = bool(run.source) and not run.ended  # by `retrain --into`, which holds it as a look
@@ -132,7 +132,7 @@ def _join(address: RunAddress, folder: DataFolder | None = None) -> Run:
 def _describe_deleted(folder: DataFolder, run: str) -> str:
     """Return the sentence that a sweep deleted a run's topics, if the folder shows this; else an empty text."""
     sweep = folder.sweep() or folder
-    if not sweep.sweep_runs():
+    if not sweep.list_runs_of_sweep():
         return ""
     if not (sweep.root / run / SUMMARY).exists():
         return (

@@ -12,7 +12,7 @@ from headrace.infra.kafka.clients import (
     get_admin,
     translate_kafka_errors,
 )
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.progress import open_progress
 
 REPORT_EVERY = 2_000
@@ -29,11 +29,11 @@ class Reading:
 
     def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """Yield every committed record of some topics. Raises KafkaAway or KafkaRefused."""
-        return self._read(find_whole_topics(self._connection, topics), what)
+        return self._read(find_start_positions(self._connection, topics), what)
 
     def read_in_order(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """Like `read`, but one partition after the other."""
-        for partition_id, begin in find_whole_topics(self._connection, topics).items():
+        for partition_id, begin in find_start_positions(self._connection, topics).items():
             yield from self._read({partition_id: begin}, f"{what}[{partition_id[1]}]")
 
     def _read(self, partition_ids: Mapping[PartitionId, int], what: str) -> Iterator[Message]:
@@ -56,6 +56,6 @@ def list_topics(connection: Connection) -> set[str]:
 
 def find_shortened(connection: Connection, topics: Iterable[str]) -> Iterator[str]:
     """Yield the partitions that lost their first records, of topics that are kept for ever."""
-    for (topic, partition), offset in fetch_begin_offsets(connection, find_whole_topics(connection, topics)).items():
+    for (topic, partition), offset in fetch_begin_offsets(connection, find_start_positions(connection, topics)).items():
         if offset:
             yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"

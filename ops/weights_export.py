@@ -68,7 +68,7 @@ def export(run: Run, policy: str | None, version: int | None, out: Path) -> Weig
     beside = [one for one, event in versions.items() if event.files and one <= target.version]
     files = choose_files_to_serve(versions[max(beside)].files) if beside else ()
     with write_new_folder(out) as folder:
-        tensors = PolicyWeights(run.weights_cache).bring(events, target)
+        tensors = PolicyWeights(run.weights_cache).load_version(events, target)
         if is_adapter(files):
             write_adapter(tensors, folder / ADAPTER_WEIGHTS, target.weights_hash)
         else:

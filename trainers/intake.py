@@ -81,8 +81,8 @@ class Intake:
         """Return a group as a window entry; a replay gets the group of its first use.
 
         A replay whose first use has left the log is evicted as `missing`. Raises MessageRefused with reason `unusable`;
-        AdvantageError when the advantage has failed for MOST_FAILURES groups in a row; and UsageError before the first
-        version if every group was refused.
+        and UsageError when the advantage has failed for MOST_FAILURES groups in a row, or before the first version if
+        every group was refused.
         """
         self._arrivals += 1
         self.arrived_at = time.monotonic()
@@ -99,11 +99,13 @@ class Intake:
             raise MessageRefused("unusable", str(error)) from error
 
     def _count_refused(self, error: Exception) -> None:
-        """Count a refused group. Raises the error, or UsageError, after so many that no version will come."""
+        """Count a refused group. Raises UsageError after so many that no version will come."""
         if isinstance(error, AdvantageError):
             self._advantage_failures += 1
-            if self._advantage_failures >= MOST_FAILURES:
-                raise error
+            if self._advantage_failures >= MOST_FAILURES:  # a restart would only refuse as many groups more
+                raise UsageError(
+                    f"the advantage failed for {self._advantage_failures} groups in a row; the last error: {error}"
+                ) from error
         elif isinstance(error, BatchError | RewardError) and not self._has_taken and self._newest_version() <= 0:
             self._refused += 1
             if self._refused >= max(MOST_FAILURES, 2 * self._settings.groups_per_batch):

@@ -138,9 +138,9 @@ class TrainerMessages:
         curated = self.run.topics.curated(self.policy_variant)
         return {partition: offset for (topic, partition), offset in self.positions.items() if topic == curated}
 
-    def note_offset(self, offset: int) -> None:
+    def note_version_offset(self, offset: int) -> None:
         """Take in the offset of the newest version's record."""
-        self.offsets.note_written(offset)
+        self.offsets.note_version_offset(offset)
 
     def _build_batch_message(self, record: BatchTrained) -> Outgoing:
         self.offsets.conclude(record)

@@ -169,7 +169,7 @@ class Scheduler(Generic[T]):
         """Take in that a version of `groups` groups is being committed."""
         self._trials.note_version(version, groups)
 
-    def finish(self) -> None:
+    def stop_new_steps(self) -> None:
         """Begin no further step."""
         self._leaves = True
 
@@ -185,24 +185,24 @@ class Scheduler(Generic[T]):
         if at.has_version:
             return CommitVersion(self._evictions.pop_all())
         if self._leaves:
-            return self._leave(at)
+            return self._take_last_action(at)
         if not is_over:
             self._evictions.add(self.window.expire(at.version_now))
         waits = self.has_batch(at)
         if self._evictions.is_due(at.is_empty, waits):
             return ReportEvictions(self._evictions.pop_all())
-        return self._begin(at) if waits else self._check_store_or_rest(at)
+        return self._take_step_action(at) if waits else self._check_store_or_rest(at)
 
     def _check_store_or_rest(self, at: TrainingProgress) -> Action[T]:
         is_due = at.is_empty and self._store_checks.is_due(max(at.arrived_at, at.free_since))
         return CheckStore(self._store_checks.is_reading, self._store_checks.is_applying) if is_due else Rest()
 
-    def _begin(self, at: TrainingProgress) -> Action[T]:
+    def _take_step_action(self, at: TrainingProgress) -> Action[T]:
         """Return a step to begin, or the record to commit first: a note of the step, or its groups as poison."""
         version = at.version + 1
         if self._trials.is_poison(version):
             batch = self._take_batch(at)
-            self._trials.start_over()
+            self._trials.restore_whole_batch()
             return PoisonBatch(version, batch)
         if times := self._trials.note(version):
             return NoteStep(version, times, self._trials.groups(version), self._trials.suspects)
@@ -219,7 +219,7 @@ class Scheduler(Generic[T]):
         trials = self._trials
         return None if trials.noted < 0 else NoteStep(trials.noted, trials.died, 0, trials.suspects)
 
-    def _leave(self, at: TrainingProgress) -> Action[T]:
+    def _take_last_action(self, at: TrainingProgress) -> Action[T]:
         """Return the remaining action before a trainer stops."""
         if not at.is_empty:
             return Rest()

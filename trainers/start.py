@@ -11,7 +11,7 @@ import transformers
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
-from headrace.infra.kafka.topic_reader import find_whole_topics
+from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.recipe.plug_in_sources import check_sources, trainer_plug_ins
@@ -175,7 +175,7 @@ def _publish_first(
         weights_hash=event.weights_hash[:12],
         parameters=_count_parameters(learner.model),
     )
-    positions = find_whole_topics(run.connection, [run.topics.curated(policy_variant)])
+    positions = find_start_positions(run.connection, [run.topics.curated(policy_variant)])
     return ResumedTrainer(learner, uploader, announcer, 0, event.weights_hash, positions)
 
 

@@ -66,7 +66,7 @@ def run_trainer(trainer: Trainer, writer: TransactionalWriter, stop: threading.E
     """
     try:
         if run_loop(trainer, writer, stop, watch):
-            run_loop(trainer, writer, trainer.finish(), watch)
+            run_loop(trainer, writer, trainer.stop_new_steps(), watch)
     except NO_FAULT_OF_THE_BATCH:
         trainer.withdraw_step(writer)
         raise

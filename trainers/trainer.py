@@ -168,9 +168,9 @@ class Trainer:
             self._log_the_end(at.version)
         match self.scheduler.take_next_action(at):
             case EndStoreCheck():
-                return self._end_store_check()
+                return self._take_store_check()
             case CommitVersion(evictions):
-                return self._commit_version(self._pipeline.take_version(), evictions)
+                return self._build_version_records(self._pipeline.take_version(), evictions)
             case ReportEvictions(evictions):
                 return self._messages.build_eviction_report(evictions)
             case PoisonBatch(version, batch):
@@ -199,7 +199,7 @@ class Trainer:
             arrived_at=self._intake.arrived_at,
         )
 
-    def _end_store_check(self) -> list[Outgoing]:
+    def _take_store_check(self) -> list[Outgoing]:
         """Return the event of whole weights, if a store check has uploaded them."""
         self._announced = self._pipeline.take_store_check()
         return [] if self._announced is None else [self._announcer.build_message(self._announced)]
@@ -228,7 +228,9 @@ class Trainer:
             },
         )
 
-    def _commit_version(self, made: MadeVersion, evictions: list[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
+    def _build_version_records(
+        self, made: MadeVersion, evictions: list[WindowEviction[PreparedGroup]]
+    ) -> list[Outgoing]:
         """Return the records of a version's transaction, BatchTrained first and its event last."""
         self._made_version = True
         metrics = self._metrics.of(made)
@@ -255,7 +257,7 @@ class Trainer:
         """Take in the offsets of a version's records: deltas name an anchor's offset, checkpoints one on `batches`."""
         if self._made_version:
             self._made_version = False
-            self._messages.note_offset(ticked[0].offset)
+            self._messages.note_version_offset(ticked[0].offset)
         if self._announced is not None:
             event, self._announced = self._announced, None
             self._announcer.note_announced(event, ticked[-1].offset)
@@ -286,13 +288,13 @@ class Trainer:
                 now="groups that still come are discarded; stop this process when none is in flight",
             )
 
-    def finish(self) -> threading.Event:
+    def stop_new_steps(self) -> threading.Event:
         """Begin no step and take in no group; return an event that is set when all begun work is committed.
 
         It is set after FINISH_S in any case: then uncommitted work is dropped, and a successor repeats it.
         """
         self._finished = threading.Event()
-        self.scheduler.finish()
+        self.scheduler.stop_new_steps()
         timer = threading.Timer(FINISH_S, self._finished.set)
         timer.daemon = True
         timer.start()

@@ -157,7 +157,7 @@ def clean(
     from headrace.ops.cleaning import clean_cache, clean_folder, folders_to_clean
 
     log_quietly()
-    for folder in folders_to_clean(data, everything=everything, optional=cache):
+    for folder in folders_to_clean(data, everything=everything, may_be_none=cache):
         freed, kept = clean_folder(folder)
         typer.echo(f"removed {freed / 1e6:.0f} MB: {_describe_removed(folder.root, kept)}")
     if cache:

@@ -169,7 +169,7 @@ class Launcher:
         early = self._before is None and self._servers.has_embedded_kafka
         if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
             self._start_components()
-        self._servers.fetch()
+        self._servers.fetch_jars()
         own = (("Kafka", self._servers.has_embedded_kafka), ("the object store", self._servers.has_embedded_store))
         if names := [name for name, embedded in own if embedded]:
             self._say(f"starting {' and '.join(names)}")
@@ -235,7 +235,7 @@ class Launcher:
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
             is_over=lambda: self._run_is_over,
             progress=lambda: self._progress,
-            also=lambda: {**self._servers.pids(), "up": os.getpid()},
+            other_pids=lambda: {**self._servers.pids(), "up": os.getpid()},
             forks=forks,
         )
         self._supervisor.start()

@@ -34,7 +34,7 @@ def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], sho
     with folder.hold(HOLDER), interrupt_on_signals():
         try:
             servers.claim()
-            servers.fetch()
+            servers.fetch_jars()
             say("starting Kafka and the object store")
             servers.start()
             show(format_recipe_lines(servers, write_keys(folder.root / KEYS, servers.store_address)))

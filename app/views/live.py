@@ -20,7 +20,7 @@ from headrace.app.views.tables import describe_revision
 from headrace.app.views.view import Moment, describe_so_far, line, list_warnings, page
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.run.run import Run
 from headrace.ops.episode_errors import ErrorSeen
 from headrace.ops.figures.figures import Figures, measure_lags
@@ -75,7 +75,7 @@ class LivePage:
         self._opening = opening
         self._fold = Figures(run.run_id, run.recipe, run.revisions)
         self._pulse = Pulse(run.run_id, run.recipe)
-        self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._fold.topics), "page")
+        self._reader = TopicReader(run.connection, find_start_positions(run.connection, self._fold.topics), "page")
         self._past = Past(self._reader.ends())
         self._begun = False
         self._revision = 0

@@ -24,7 +24,7 @@ class ChainEnds:
         """Revisions that were seen and are not finished."""
         return self._lowest.keys()
 
-    def see(self, revision: int, stream: str, number: int) -> None:
+    def note_number(self, revision: int, stream: str, number: int) -> None:
         """Take in a group."""
         lowest = self._lowest.setdefault(revision, {})
         if number < lowest.get(stream, number + 1):

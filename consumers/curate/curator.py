@@ -39,7 +39,7 @@ from headrace.infra.kafka.decoding import (
 )
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
-from headrace.infra.kafka.topic_admin import require_partitions
+from headrace.infra.kafka.topic_admin import require_partition_count
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
@@ -101,7 +101,7 @@ def open_curator(run: Run, policy_variant: str, published: PublishedVersions, is
     topics, topic = run.topics, run.topics.trajectories(policy_variant)
     check_sources(run.plug_ins, curator_plug_ins(run.recipe, policy_variant))
     load_policy_chain(run.recipe, policy_variant)
-    require_partitions(run.connection, topic, run.partitions)
+    require_partition_count(run.connection, topic, run.partitions)
 
     recipes, news = dict(enumerate(run.revisions)), RecipeNews(run.address, run.recipe_end)
 
@@ -195,7 +195,7 @@ class CuratorPartition:
             return self._report_failure(message, stamp, error)
         self._failures = 0
         outgoing = self._build_messages(results, group, message.value)
-        self._replayable.forget(first, chain)
+        self._replayable.forget_unheld(first, chain)
         for name in self._chains.end(group, self._dedupe.low_watermark):
             self._replayable.forget_chain(name)
             log.info("chain.ended", revision=name, partition=self._partition)

@@ -14,7 +14,7 @@ import time
 from headrace.infra.kafka.clients import Message, fetch_stable_ends
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, verdict_of
 from headrace.infra.kafka.decoding import MessageRefused, decode_own_stamp
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import RecipeNews, Run
@@ -57,9 +57,9 @@ class IssuedNumbers:
             self._learn_streams()
         if stream not in self._streams | self._former:
             return False
-        reader = self._reader if stream in self._next and self._reader is not None else self._begin()
+        reader = self._reader if stream in self._next and self._reader is not None else self._open_reader()
         if number >= self._next[stream]:
-            self._follow(reader, stream, number)
+            self._read_new_tasks(reader, stream, number)
         return number < self._next[stream]
 
     def _learn_streams(self) -> None:
@@ -69,11 +69,11 @@ class IssuedNumbers:
                 self._streams.update(Recipe.from_json(revision.recipe).workflows)
                 self.close()
 
-    def _begin(self) -> TopicReader:
+    def _open_reader(self) -> TopicReader:
         """Start reading at the end of `tasks`, and take earlier numbers from the snapshot."""
         self.close()
         connection, topics = self._run.connection, self._run.topics
-        partition_ids = find_whole_topics(connection, [topics.tasks(stream) for stream in self._streams])
+        partition_ids = find_start_positions(connection, [topics.tasks(stream) for stream in self._streams])
         # Before the end, because a transaction that is open there may have no snapshot yet.
         self._reader = TopicReader(connection, fetch_stable_ends(connection, partition_ids), f"issued.{topics.run}")
         self._met = {}
@@ -86,7 +86,7 @@ class IssuedNumbers:
         streams = self._streams | self._former
         self._next = {stream: max(int(known.get(stream, 0)), self._next.get(stream, 0)) for stream in streams}
 
-    def _follow(self, reader: TopicReader, stream: str, number: int) -> None:
+    def _read_new_tasks(self, reader: TopicReader, stream: str, number: int) -> None:
         """Read to the reported end of committed tasks; if the number is not found, to an end that reading reached.
 
         If it is still not found, the task may have been deleted; then an earlier snapshot knows it. Open transactions

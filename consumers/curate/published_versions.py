@@ -12,7 +12,7 @@ from __future__ import annotations
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import TIME_TRAVEL, verdict_of
 from headrace.infra.kafka.decoding import read_own
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, read_all
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions, read_all
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
 from headrace.schemas.records import TrajectoryGroup, WeightsPublished
@@ -36,7 +36,7 @@ class PublishedVersions:
     def has_version(self, version: int) -> bool:
         """Return whether a version, or a newer one, is published. Raises KafkaAway or KafkaRefused."""
         if version > self._newest:
-            ends = self._follow()
+            ends = self._read_new_events()
             if version > self._newest and ends != self._read_to:
                 self._read_anew()
                 self._read_to = ends
@@ -47,10 +47,10 @@ class PublishedVersions:
         verdict = verdict_of(message)
         return self.has_version(group.head_version) if verdict is None else verdict != TIME_TRAVEL
 
-    def _follow(self) -> dict[PartitionId, int]:
+    def _read_new_events(self) -> dict[PartitionId, int]:
         """Read to the reported end of the topic; return that end."""
         if self._reader is None:
-            partition_ids = find_whole_topics(self._run.connection, [self._topic])
+            partition_ids = find_start_positions(self._run.connection, [self._topic])
             self._reader = TopicReader(self._run.connection, partition_ids, f"published.{self._topic}")
         ends = self._reader.ends()
         for message in self._reader.read_until(ends):

@@ -53,7 +53,7 @@ class ReplayableGroups:
             groups[GroupId.of(stamp)] = _Curated(self._count, 1, stamp)
         self._count += 1
 
-    def forget(self, name: int, chain: Chain) -> None:
+    def forget_unheld(self, name: int, chain: Chain) -> None:
         """Forget the groups that a chain can no longer replay; do nothing if few were added since the last time.
 
         Call it after taking in all results of the chain for a group: `Chain.holds` leaves out a group as soon as the

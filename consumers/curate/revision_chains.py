@@ -86,7 +86,7 @@ class RevisionChains:
 
         `low_watermark` is as in `ChainEnds.pop_finished`.
         """
-        self._ends.see(group.revision, group.stream, group.number)
+        self._ends.note_number(group.revision, group.stream, group.number)
         if len(self._ends.revisions) <= 1:
             return []
         streams = self._context.recipe_of(max(self._ends.revisions)).workflows_of(self._context.policy)

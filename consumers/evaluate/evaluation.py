@@ -62,7 +62,7 @@ def count_answers(group: TrajectoryGroup) -> Answers:
     return Answers(
         samples=max(group.n_asked, len(rewards)),
         right=sum(reward > RIGHT_ABOVE for reward in rewards),
-        score=_add(rewards),
+        score=_sum_or_nan(rewards),
         tokens=sum(generated_lengths(group)),
         trajectories=len(rewards),
         failures=min(len(group.failures), max(group.n_asked - len(rewards), 0)),
@@ -78,7 +78,7 @@ def clamp_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
 
 def mean_score(played: Sequence[Answers]) -> float:
     """Return the mean reward over problems with played episodes, with equal weights; NaN if there are none."""
-    mean = _add([one.score / one.trajectories for one in played]) / len(played) if played else math.nan
+    mean = _sum_or_nan([one.score / one.trajectories for one in played]) / len(played) if played else math.nan
     return mean if abs(mean) <= LARGEST_MEAN else math.nan
 
 
@@ -87,7 +87,7 @@ def estimate_error(played: Sequence[Answers], mean: float) -> float:
     if len(played) < 2:
         return -1.0
     deviations = [one.score / one.trajectories - mean for one in played]
-    variance = _add([one * one for one in deviations]) / (len(played) - 1)
+    variance = _sum_or_nan([one * one for one in deviations]) / (len(played) - 1)
     return math.sqrt(variance / len(played)) if math.isfinite(variance) else -1.0
 
 
@@ -286,7 +286,7 @@ def choose_numbers(found: Collection[int], problems: int) -> list[int]:
     return list({number % problems: number for number in reversed(numbers)}.values())
 
 
-def _add(values: Sequence[float]) -> float:
+def _sum_or_nan(values: Sequence[float]) -> float:
     try:
         return fsum(values)
     except (OverflowError, ValueError):  # too large or infinite

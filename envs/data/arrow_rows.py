@@ -69,7 +69,7 @@ class ArrowRows:
             except UnicodeDecodeError:
                 found = (self.read(before + index) for index in range(batch.num_rows))  # `read` names the row in errors
             for row in found:
-                yield self._shorten(row)
+                yield self._shorten_floats(row)
             before += batch.num_rows
 
     def read(self, number: int) -> Row:
@@ -80,9 +80,9 @@ class ArrowRows:
             [row] = self._batches[index].slice(number - before, 1).to_pylist()
         except UnicodeDecodeError as error:
             raise TaskFileError(f"{self.name_row(number)}: not UTF-8 ({error.reason})") from error
-        return self._shorten(row)
+        return self._shorten_floats(row)
 
-    def _shorten(self, row: dict[str, Any]) -> Row:
+    def _shorten_floats(self, row: dict[str, Any]) -> Row:
         """Return a row with float32 values as written: as float64, 0.1 would become 0.10000000149011612."""
         return row | {name: shorten(row[name]) for name, shorten in self._short.items()}
 

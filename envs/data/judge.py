@@ -132,10 +132,10 @@ class Judge:
         verdicts = list(allowed.finditer(_THOUGHT.sub("", reply)))
         if not verdicts:
             raise JudgeError(f"judge {self._model} must answer {what}; its reply ends with {reply[-200:]!r}")
-        mark = self._mark(verdicts[-1])
+        mark = self._read_mark(verdicts[-1])
         return Score(mark, {"judged": mark})
 
-    def _mark(self, verdict: re.Match[str]) -> float:
+    def _read_mark(self, verdict: re.Match[str]) -> float:
         word = verdict[0].lower()
         if word in {"yes", "no"}:
             return float(word == "yes")

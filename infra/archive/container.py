@@ -154,16 +154,16 @@ class ContainerWriter:
         self.first_offset = message.offset if self.first_offset < 0 else self.first_offset
         self.last_offset = message.offset
         if block.tell() >= BLOCK_BYTES:
-            self._cut()
+            self._write_block()
 
-    def _cut(self) -> None:
+    def _write_block(self) -> None:
         self._avro.write_block(_Block(self._count, self._block))
         self._block, self._count = io.BytesIO(), 0
 
     def close(self) -> tuple[str, int]:
         """Write all to the disk; return the file's sha256 and size. Raises OSError."""
         if self._count:
-            self._cut()
+            self._write_block()
         with self.path.open("ab") as file:
             os.fsync(file.fileno())
         return self._out.sha256.hexdigest(), self._out.size

@@ -88,7 +88,7 @@ class Location(Protocol):
         """Return a path for a growing file."""
         ...
 
-    def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
+    def add_file(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
         """Give a complete file its name, durably. Raises OSError and StoreError."""
         ...
 
@@ -207,7 +207,7 @@ class InFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:  # noqa: ARG002 - it was just written
+    def add_file(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:  # noqa: ARG002 - it was just written
         """Rename it."""
         path.replace(self.root / name)
         sync_folder((self.root / name).parent)
@@ -242,7 +242,7 @@ class InStore:
             if not listed:
                 return None
             try:
-                found = self._get(listed[-1])
+                found = self._fetch_manifest(listed[-1])
             except ObjectMissing:  # newer ones came meanwhile, so it was deleted
                 if attempt == 2:
                     raise
@@ -256,11 +256,11 @@ class InStore:
         ours = [one for one in found if MANIFEST_NAME.fullmatch(one.key.removeprefix(self.address.prefix))]
         return sorted(ours, key=lambda one: one.key)
 
-    def _get(self, one: ListedObject) -> bytes:
-        _, sha256 = self._parts(one.key)
+    def _fetch_manifest(self, one: ListedObject) -> bytes:
+        _, sha256 = self._parse_manifest_name(one.key)
         return self._store.get(one.key, sha256, one.size_bytes)
 
-    def _parts(self, key: str) -> tuple[int, str]:
+    def _parse_manifest_name(self, key: str) -> tuple[int, str]:
         """Return number and sha256 of a manifest's name."""
         found = MANIFEST_NAME.fullmatch(key.removeprefix(self.address.prefix))
         return (int(found[1]), found[2]) if found else (0, "")
@@ -304,7 +304,7 @@ class InStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def keep(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
+    def add_file(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
         """Send the file to the store."""
         stored = StoredObject(f"{self.address.prefix}{name}", sha256, size_bytes)
         with path.open("rb") as file:
@@ -315,13 +315,13 @@ class InStore:
     def replace_manifest(self, data: bytes) -> None:
         """Put the manifest with the next number, and check that it is the last."""
         self._require_newest()
-        number, sha256 = self._parts(self._newest)[0] + 1, hashlib.sha256(data).hexdigest()
+        number, sha256 = self._parse_manifest_name(self._newest)[0] + 1, hashlib.sha256(data).hexdigest()
         stored = StoredObject(f"{self.address.prefix}{MANIFESTS}/{number:010}-{sha256}.json", sha256, len(data))
         reach("archive.manifest")
         self._store.put_named(stored, data)
         self._newest = stored.key
         listed = self._manifests()
-        if any(self._parts(one.key)[0] == number and one.key != stored.key for one in listed):
+        if any(self._parse_manifest_name(one.key)[0] == number and one.key != stored.key for one in listed):
             # The other writer may have checked before this one came, and believe that its own is the last.
             self._store.delete(stored.key)
             raise self._busy_error()

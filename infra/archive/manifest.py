@@ -101,7 +101,7 @@ class Manifest(_Table):
         """Return the archived files of a partition."""
         return self.topics[partition_id[0]].partitions[partition_id[1]]
 
-    def check(self) -> str:
+    def find_contradiction(self) -> str:
         """Describe a contradiction in the manifest; empty if there is none."""
         for name, topic in self.topics.items():
             for number, series in enumerate(topic.partitions):
@@ -142,6 +142,6 @@ def read_manifest(location: Location) -> Manifest:
         raise ArchiveCorrupt(
             f"the content of {path} has sha256 {_digest(fields)}, but the file says {promised}: {ADVICE}"
         )
-    if why := found.check():
+    if why := found.find_contradiction():
         raise ArchiveCorrupt(f"{path}: {why}: {ADVICE}")
     return found

@@ -83,7 +83,7 @@ class ArchiveWriter:
         self._fetch, self._claims = fetch, claims
         self.location.begin()
         try:
-            self.manifest = self._begin(run, run_id)
+            self.manifest = self._load_manifest(run, run_id)
         except BaseException:
             self.location.release()
             raise
@@ -95,7 +95,7 @@ class ArchiveWriter:
         self.raw = 0
         """Number of messages whose values are stored as bytes."""
 
-    def _begin(self, run: str, run_id: str) -> Manifest:
+    def _load_manifest(self, run: str, run_id: str) -> Manifest:
         if self.location.read_manifest() is None:
             if others := self.location.list_others():
                 raise UsageError(
@@ -171,7 +171,7 @@ class ArchiveWriter:
         reach("archive.written")
         if held.size >= FILE_BYTES:
             self._finish_file(partition_id)
-            self._save()
+            self._save_manifest()
         else:
             self._save_if_due()
 
@@ -185,7 +185,7 @@ class ArchiveWriter:
             self.raw += 1
             return None, None
         for claim in self._claims(_record_name_of(schema), fields):
-            self._copy(claim)
+            self._copy_objects(claim)
         return schema, bytes(message.value[len(codec.AVRO_MAGIC) : codec.AVRO_HEADER_BYTES])
 
     def _open_series(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
@@ -201,7 +201,7 @@ class ArchiveWriter:
         sha256, size = file.close()
         del self._open[partition_id]
         name = f"{_folder(partition_id)}/{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
-        self.location.keep(file.path, name, sha256, size)
+        self.location.add_file(file.path, name, sha256, size)
         series.files.append(
             ArchivedFile(
                 name=name,
@@ -230,20 +230,20 @@ class ArchiveWriter:
         for partition_id, position in (positions or {}).items():
             series = self.manifest.series(partition_id)
             series.next_offset = max(series.next_offset, position)
-        self._save()
+        self._save_manifest()
 
     def _save_if_due(self) -> None:
         if time.monotonic() - self._saved_at > MANIFEST_EVERY_S:
             self.save()
 
-    def _save(self) -> None:
+    def _save_manifest(self) -> None:
         self.location.replace_manifest(self.manifest.to_bytes())
         self._saved_at = time.monotonic()
         reach("archive.saved")
 
     # --------------------------------------------------------------------------------------------------------- objects
 
-    def _copy(self, claim: ClaimCheck) -> None:
+    def _copy_objects(self, claim: ClaimCheck) -> None:
         """Copy an object and the objects that it names; record a missing one."""
         if claim.key in self.manifest.objects:
             return
@@ -260,7 +260,7 @@ class ArchiveWriter:
         self.new_objects += 1
         reach("archive.object")
         for one in inner:
-            self._copy(one)
+            self._copy_objects(one)
 
     def _fetch_object(self, claim: ClaimCheck) -> list[ClaimCheck]:
         """Copy an object; return the objects that it names."""
@@ -275,7 +275,7 @@ class ArchiveWriter:
         with path.open("rb") as file:
             os.fsync(file.fileno())
         inner = self._find_named(path)
-        self.location.keep(path, name, claim.sha256, claim.size_bytes)
+        self.location.add_file(path, name, claim.sha256, claim.size_bytes)
         return inner
 
     def _find_named(self, path: Path) -> list[ClaimCheck]:
@@ -292,7 +292,7 @@ class ArchiveWriter:
     def retry_missing_objects(self) -> None:
         """Try again to fetch missing objects."""
         for key, lost in list(self.manifest.missing.items()):
-            self._copy(ClaimCheck(STORE_NAME, key, lost.sha256, lost.size_bytes))
+            self._copy_objects(ClaimCheck(STORE_NAME, key, lost.sha256, lost.size_bytes))
             self._save_if_due()
 
     # ------------------------------------------------------------------------------------------------------------- end

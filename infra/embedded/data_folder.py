@@ -98,10 +98,10 @@ class DataFolder:
                 f"`headrace clean --data {self.root}`"
             ) from error
 
-    def require(self) -> RunNotes:
+    def require_notes(self) -> RunNotes:
         """Return the folder's notes. Raises UsageError when it holds no run."""
         notes = self.read()
-        if notes is None and self.sweep_runs():
+        if notes is None and self.list_runs_of_sweep():
             raise UsageError(
                 f"{self.root} holds a sweep over an archive, made by `headrace compare`. Its runs have no topics, so "
                 f"there is no run to look at: {self.root}/RUN/{SUMMARY} has the result of each, and `headrace compare` "
@@ -117,7 +117,7 @@ class DataFolder:
         """Replace the folder's notes."""
         write_atomically(self._notes, json.dumps(asdict(notes), indent=1).encode())
 
-    def sweep_runs(self) -> list[str]:
+    def list_runs_of_sweep(self) -> list[str]:
         """Return the begun or done runs of a sweep's folder; none if this is not a sweep's folder."""
         return sorted(path.parent.name for path in self.root.glob(f"*/{SWEPT}"))
 
@@ -138,7 +138,7 @@ class DataFolder:
         except OSError as error:
             raise UsageError(f"cannot use the data folder {self.root}: {error}; give another by --data") from error
         if lock is None:
-            pid, other = self.find_owner() or (0, "")
+            pid, other = self.find_holder() or (0, "")
             watch = f"watch it with `headrace status --data {self.root}`" if other == UP else "wait until it ends"
             stop = "or stop it with Ctrl-C"
             if by not in {LOOKING, CLEANING}:  # those are about the run in this folder
@@ -154,7 +154,7 @@ class DataFolder:
         finally:
             os.close(lock)
 
-    def find_owner(self) -> tuple[int, str] | None:
+    def find_holder(self) -> tuple[int, str] | None:
         """Return the pid and command of the process that holds the folder; None if nobody does."""
         try:
             with self._lock.open("rb") as file:
@@ -165,7 +165,7 @@ class DataFolder:
             return None
         return None
 
-    def find_owner_start_ms(self) -> int:
+    def find_holder_start_ms(self) -> int:
         """Return since when the holder has the folder, in ms since the epoch; 0 if unknown."""
         try:
             return self._lock.stat().st_mtime_ns // 1_000_000

@@ -125,12 +125,12 @@ class EmbeddedKafka(ServerProcess):
         except (OSError, KafkaException):
             return False
 
-    def _clean_up(self, *, clean: bool) -> None:
+    def _clean_up(self, *, is_clean_end: bool) -> None:
         """Publish the recorded AOT cache atomically."""
         if self._recording is None:
             return
         recorded = self._recording / "kafka.aot"
-        if clean and recorded.exists():
+        if is_clean_end and recorded.exists():
             recorded.replace(self._aot_cache())
             _log.info("kafka.start_cache_recorded", path=str(self._aot_cache()))
         shutil.rmtree(self._recording, ignore_errors=True)
@@ -206,7 +206,7 @@ class EmbeddedKafka(ServerProcess):
             return [f"-XX:AOTCache={self._aot_cache()}"]
         if self._for_a_look:
             return []
-        self._clean_up(clean=False)  # a recording that died with its process
+        self._clean_up(is_clean_end=False)  # a recording that died with its process
         for left in self._cache.glob("recording-*"):
             if time.time() - left.stat().st_mtime > STALE_RECORDING_S:
                 shutil.rmtree(left, ignore_errors=True)

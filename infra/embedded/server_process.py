@@ -110,8 +110,8 @@ class ServerProcess(ABC):
     def _is_answering(self) -> bool:
         """Return whether the server answers requests; take a few seconds at most, and return False on any failure."""
 
-    def _clean_up(self, *, clean: bool) -> None:  # noqa: B027 - a hook that most servers do not need
-        """Clean up after the process has ended; `clean` if it ended by SIGTERM."""
+    def _clean_up(self, *, is_clean_end: bool) -> None:  # noqa: B027 - a hook that most servers do not need
+        """Clean up after the process has ended; `is_clean_end` if it ended by SIGTERM."""
 
     @property
     def pid(self) -> int | None:
@@ -142,7 +142,7 @@ class ServerProcess(ABC):
             self._owner = self._lock_folder()
             self._stop_leftover()
             self._ports = self._read_saved_ports() or {}
-            self._reserve_ports()
+            self._hold_ports()
         except OSError as error:
             self._release()
             raise ServerError(
@@ -167,7 +167,7 @@ class ServerProcess(ABC):
         self.claim()
         began, self._kill_at = time.monotonic(), math.inf
         try:
-            self._reserve_ports()
+            self._hold_ports()
             launch = self._command()
             log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
             log = self.folder / "stdout.log"
@@ -182,7 +182,7 @@ class ServerProcess(ABC):
         except BaseException:
             self.stop()
             raise
-        self._drop_reservations()
+        self._release_ports()
         _log.info("server.started", server=self.what, pid=self.pid, seconds=round(time.monotonic() - began, 2))
         return self
 
@@ -203,7 +203,7 @@ class ServerProcess(ABC):
                 if self._process is process:
                     self._process = None
                     self._pid_file.unlink(missing_ok=True)
-                    self._clean_up(clean=process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM})
+                    self._clean_up(is_clean_end=process.returncode in {0, -signal.SIGTERM, 128 + signal.SIGTERM})
             self._release()
 
     def __enter__(self) -> Self:
@@ -258,7 +258,7 @@ class ServerProcess(ABC):
         except (ValueError, KeyError, TypeError) as error:
             raise ServerError(f"{path} cannot be read ({error!r}): delete it, and new ports are chosen") from error
 
-    def _reserve_ports(self) -> None:
+    def _hold_ports(self) -> None:
         """Hold every port (bound, not listening) until the server binds it; draw and save ports the first time."""
         if self._reserved:
             return
@@ -300,13 +300,13 @@ class ServerProcess(ABC):
             f"the {self.what} in {self.folder} did not answer within {timeout_s:g} s; {_describe_logs(log_starts)}"
         )
 
-    def _drop_reservations(self) -> None:
+    def _release_ports(self) -> None:
         for reserved in self._reserved:
             reserved.close()
         self._reserved = []
 
     def _release(self) -> None:
-        self._drop_reservations()
+        self._release_ports()
         if self._owner is not None:
             os.close(self._owner)
             self._owner = None

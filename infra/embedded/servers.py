@@ -111,7 +111,7 @@ class Servers:
         kept = read_environment(KEYS_FILE_VARIABLE)
         return StoreAddress(store.endpoint, store.bucket, secure=store.secure, region=store.region, keys_file=kept)
 
-    def fetch(self) -> None:
+    def fetch_jars(self) -> None:
         """Fetch missing jars of an embedded Kafka, and report it. Raises JarUnavailable."""
         if self._kafka is not None:
             fetch_class_path(cache_folder(), lambda words: self._say(escape(words)))
@@ -160,7 +160,9 @@ class Servers:
         All components wait meanwhile, so even a full disk ends nothing; the problem is reported once. Returns whether a
         server had died.
         """
-        died = [restarter.visit(server) for server, restarter in zip(self._embedded, self._restarters, strict=True)]
+        died = [
+            restarter.revive_if_due(server) for server, restarter in zip(self._embedded, self._restarters, strict=True)
+        ]
         return any(died)
 
     def is_answering(self) -> bool:
@@ -238,7 +240,7 @@ class ServerRestarter:
         self._reported = ""
         """The last report about a server that is down; empty while it runs."""
 
-    def visit(self, server: ServerProcess) -> bool:
+    def revive_if_due(self, server: ServerProcess) -> bool:
         """Start the server if it has died and a start is due; call it repeatedly. Return whether it had died."""
         if server.is_alive():
             return False

@@ -385,7 +385,7 @@ def build_cluster_key(connection: Connection) -> str:
     return json.dumps([connection.bootstrap, dict(connection.client)])
 
 
-def fetch_partitions(connection: Connection, topic: str) -> int:
+def fetch_partition_count(connection: Connection, topic: str) -> int:
     """Return the number of a topic's partitions. Raises KafkaAway, or KafkaRefused if the topic does not exist."""
     with translate_kafka_errors(f"asking for topic {topic}"):
         found = get_admin(connection).list_topics(topic, timeout=10).topics[topic]

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from headrace.infra.kafka.clients import (
     AWAY_ERRORS,
     Connection,
-    fetch_partitions,
+    fetch_partition_count,
     get_admin,
     open_consumer,
     translate_kafka_errors,
@@ -59,7 +59,7 @@ def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> 
     It uses a consumer that never joins, because the admin client's request without a broker can abort the process (seen
     with librdkafka 2.16). Raises KafkaAway or KafkaRefused.
     """
-    asked = [TopicPartition(topic, p) for topic in topics for p in range(fetch_partitions(connection, topic))]
+    asked = [TopicPartition(topic, p) for topic in topics for p in range(fetch_partition_count(connection, topic))]
     consumer = open_consumer(connection, "offsets", group)
     try:
         with translate_kafka_errors(f"reading the committed offsets of group {group}"):

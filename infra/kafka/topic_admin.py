@@ -14,7 +14,7 @@ from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
     KafkaRefused,
-    fetch_partitions,
+    fetch_partition_count,
     get_admin,
     translate_kafka_errors,
 )
@@ -59,12 +59,12 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     return [spec.name for spec in missing]
 
 
-def require_partitions(connection: Connection, topic: str, wanted: int) -> None:
+def require_partition_count(connection: Connection, topic: str, wanted: int) -> None:
     """Raise TopicDiffers unless a topic has its run's number of partitions. Also raises KafkaAway and KafkaRefused.
 
     With another count a component would look for a number on the wrong partition.
     """
-    found = fetch_partitions(connection, topic)
+    found = fetch_partition_count(connection, topic)
     if found != wanted:
         raise TopicDiffers(f"{_describe_count(topic, found, wanted)}. {advise_other_name(connection, topic)}")
 

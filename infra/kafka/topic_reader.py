@@ -19,7 +19,7 @@ from headrace.infra.kafka.clients import (
     Message,
     fetch_begin_offsets,
     fetch_end_offsets,
-    fetch_partitions,
+    fetch_partition_count,
     message_of,
     open_consumer,
     translate_error,
@@ -47,7 +47,7 @@ class TopicReader:
 
     Args:
         connection: The cluster.
-        positions: Next offset by (topic, partition); `find_whole_topics` makes them.
+        positions: Next offset by (topic, partition); `find_start_positions` makes them.
         name: Name in the broker's logs.
     """
 
@@ -198,7 +198,7 @@ def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int
     raise LogTruncated(lost)
 
 
-def find_whole_topics(
+def find_start_positions(
     connection: Connection, topics: Iterable[str], given: Mapping[PartitionId, int] | None = None
 ) -> dict[PartitionId, int]:
     """Return positions for all partitions of these topics: the given ones, else the beginning."""
@@ -206,13 +206,13 @@ def find_whole_topics(
     return {
         (topic, partition): known.get((topic, partition), 0)
         for topic in topics
-        for partition in range(fetch_partitions(connection, topic))
+        for partition in range(fetch_partition_count(connection, topic))
     }
 
 
 def read_all(connection: Connection, topics: Iterable[str]) -> Iterator[Message]:
     """Yield every committed record of these topics up to their current ends."""
-    with TopicReader(connection, find_whole_topics(connection, topics)) as reader:
+    with TopicReader(connection, find_start_positions(connection, topics)) as reader:
         yield from reader.catch_up()
 
 

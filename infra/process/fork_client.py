@@ -127,7 +127,7 @@ class ForkServer:
             return
         reply = self._ask(preparation, FORK_S)
         if "error" in reply:
-            self._end()
+            self._kill_and_disconnect()
             raise CannotFork(reply["error"])
 
     def _import_missing(self, names: Sequence[str]) -> None:
@@ -136,7 +136,7 @@ class ForkServer:
             return
         reply = self._ask(ForkRequest(missing), IMPORT_S)
         if "error" in reply:  # the modules stay imported, so it would refuse every request
-            self._end()
+            self._kill_and_disconnect()
             raise CannotFork(reply["error"])
         self._imported.update(missing)
 
@@ -156,13 +156,13 @@ class ForkServer:
         except OSError as error:
             reply, why = b"", f"the fork server does not listen: {error}"
         if why:
-            self._end()
+            self._kill_and_disconnect()
         if not reply:
             raise CannotFork(why)
         answer: dict[str, Any] = json.loads(reply)
         return answer
 
-    def _end(self) -> None:
+    def _kill_and_disconnect(self) -> None:
         self._kill()
         if self._line is not None:
             self._line.close()
@@ -177,7 +177,7 @@ class ForkServer:
         """End the process, even during a request, which then fails. Nothing is lost."""
         self._kill()
         with self._lock:
-            self._end()
+            self._kill_and_disconnect()
 
 
 def _read_line(line: socket.socket) -> bytes:

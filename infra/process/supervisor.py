@@ -110,7 +110,7 @@ class Supervisor:
         is_over: Whether a child that ends with exit code 0 has finished. If not, somebody stopped it from outside, and
         it is restarted.
         progress: Returns a value that changes with the run's progress; None while no progress is possible.
-        also: Names and pids of further processes whose CPU time is counted.
+        other_pids: Names and pids of further processes whose CPU time is counted.
         forks: Fork server for children with `imports`; it is stopped with them. Without it, and if it cannot fork,
         children are started as programs.
     """
@@ -124,7 +124,7 @@ class Supervisor:
         patience: Patience,
         is_over: Callable[[], bool],
         progress: Callable[[], object] = lambda: None,
-        also: Callable[[], Mapping[str, int]] = dict,
+        other_pids: Callable[[], Mapping[str, int]] = dict,
         forks: ForkServer | None = None,
     ) -> None:
         self.children = tuple(children)
@@ -133,7 +133,7 @@ class Supervisor:
         self._patience = patience
         self._run_is_over = is_over
         self._progress = progress
-        self._also = also
+        self._also = other_pids
         self._forks = forks
         self._cpu = CpuAccount()
         self._lives = {child.name: _Life() for child in children}
@@ -279,7 +279,7 @@ class Supervisor:
         self._report_of(child).unlink(missing_ok=True)
         life.log_begin = path.stat().st_size if path.exists() else 0
         try:
-            process = self._begin(child)
+            process = self._start_child(child)
         finally:
             begun.set()
         if process is None:
@@ -299,7 +299,7 @@ class Supervisor:
                 life.exit_code = life.report.exit_code
             life.process = None
 
-    def _begin(self, child: Child) -> ChildProcess | None:
+    def _start_child(self, child: Child) -> ChildProcess | None:
         """Start a child, by fork if possible; return its process, or None if all must stop. Raises OSError."""
         path = self._log_of(child)
         if self._forks is not None and child.imports:

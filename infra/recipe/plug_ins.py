@@ -84,7 +84,7 @@ def import_module_named(name: str) -> ModuleType:
     Raises ImportError, and the module's own errors. A user's module comes first, because it may have a name that
     Headrace's packages once had.
     """
-    _open_folders()
+    _add_folders_to_path()
     return importlib.import_module(_name_of_today(name) if is_of_0_1(name) else name)
 
 
@@ -98,7 +98,7 @@ def is_of_0_1(name: str) -> bool:
     """Return whether a name means a Headrace module by its name until 0.1, not a user's module."""
     if name.partition(".")[0] not in ROOMS_OF_0_1:
         return False
-    _open_folders()
+    _add_folders_to_path()
     try:
         ours, found = _file_of(_name_of_today(name)), _file_of(name)
     except Exception:  # noqa: BLE001 - the user's own package of that name fails, as they learn when it is imported
@@ -113,7 +113,7 @@ def _name_of_today(name: str) -> str:
 
 def source_paths_of(top: str) -> tuple[Path, ...]:
     """Return the file of a top-level module or the folders of a package, without importing; empty if not found."""
-    _open_folders()
+    _add_folders_to_path()
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -125,7 +125,7 @@ def source_paths_of(top: str) -> tuple[Path, ...]:
     return (Path(spec.origin),) if spec.has_location and spec.origin else ()
 
 
-def _open_folders() -> None:
+def _add_folders_to_path() -> None:
     sys.path += [folder for folder in search_folders() if folder not in sys.path]
     importlib.invalidate_caches()  # a run lives long, and `headrace swap` may name a file that was just written
 

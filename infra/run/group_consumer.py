@@ -276,7 +276,7 @@ class GroupConsumer:
                 self._consumer.pause(committed)
             for tp in committed:
                 with translate_kafka_errors(f"seeking to {name_partition((tp.topic, tp.partition))}@{tp.offset}"):
-                    self._seek(TopicPartition(tp.topic, tp.partition, _start(tp)))
+                    self._seek(TopicPartition(tp.topic, tp.partition, _start_offset_of(tp)))
 
     def _seek(self, tp: TopicPartition) -> None:
         """Seek to an offset; ignore a partition just assigned, which begins at its committed offset anyway."""
@@ -292,7 +292,7 @@ class GroupConsumer:
         self._consumer.close()
 
 
-def _start(committed: TopicPartition) -> int:
+def _start_offset_of(committed: TopicPartition) -> int:
     return committed.offset if committed.offset >= 0 else OFFSET_BEGINNING
 
 

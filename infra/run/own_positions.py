@@ -24,7 +24,7 @@ from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import (
     PartitionId,
     TopicReader,
-    find_whole_topics,
+    find_start_positions,
     name_partition,
     read_partition,
 )
@@ -86,7 +86,7 @@ class OwnPositions:
         """Bodies of its newest parts by name, without removed ones."""
         given = positions_of(snapshot) if snapshot else {}
         self.reader = TopicReader(
-            role.connection, find_whole_topics(role.connection, role.topics, given), role.component
+            role.connection, find_start_positions(role.connection, role.topics, given), role.component
         )
 
     def poll(self, watch: Stopwatch, timeout_s: float = 0.05, most: int = 256) -> list[Message]:

@@ -40,7 +40,7 @@ def add_adapter(model: Any, config: Mapping[str, Any]) -> None:
     inject_adapter_in_model(LoraConfig(**shape), model)
 
 
-def list_published_names(names: Iterable[str]) -> dict[str, str]:
+def map_published_names(names: Iterable[str]) -> dict[str, str]:
     """Return the names under which a model's parameters are published, each with the one that it has in the model.
 
     For a model with an adapter these are only the adapter's, with the names in peft's files. For any other model they

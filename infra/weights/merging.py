@@ -25,7 +25,7 @@ from headrace.infra.weights.tensors import ITEM_BYTES, WeightsError
 MergedContent = list[Coded] | memoryview
 
 
-def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> bytes:
+def merge_deltas(deltas: Sequence[Delta], *, thread_count: int | None = None) -> bytes:
     """Return one delta object from the base of the first to the result of the last.
 
     The changes of an item are added, modulo 2^bits; an item whose sum is zero is left out. No weights are needed for
@@ -44,7 +44,7 @@ def merge_deltas(deltas: Sequence[Delta], *, workers: int | None = None) -> byte
             parts[head.name] = [*before, (head, content)]
     heads: list[TensorHead] = []
     pieces: list[bytes | memoryview] = []
-    with ThreadPoolExecutor(workers or count_threads()) as pool:
+    with ThreadPoolExecutor(thread_count or count_threads()) as pool:
         for name in sorted(parts):
             merged = _merge_tensor(pool, parts[name], deltas[0].header.block_items)
             if merged is not None:

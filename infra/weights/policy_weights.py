@@ -47,14 +47,14 @@ class PolicyWeights:
         self._worthless: dict[ClaimCheck, str] = {}
         """Objects with the right hash but no valid weights, with the reason. To fetch them again is useless."""
         self.fetched_bytes = 0
-        """Bytes of the objects of the last `bring`."""
+        """Bytes of the objects of the last `load_version`."""
 
     @property
-    def last_bring_seconds(self) -> dict[str, float]:
-        """What the last `bring` took, in seconds, by activity: fetch, verify, apply."""
+    def last_load_seconds(self) -> dict[str, float]:
+        """What the last `load_version` took, in seconds, by activity: fetch, verify, apply."""
         return {activity: self._watch.seconds[activity] for activity in ("fetch", "verify", "apply")}
 
-    def bring(
+    def load_version(
         self, events: Iterable[WeightsPublished], target: WeightsPublished, refused: set[ClaimCheck] | None = None
     ) -> dict[str, Tensor]:
         """Return the weights of a version. They belong to this object: the next call may change them.

@@ -137,7 +137,7 @@ class RunAccount:
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def count_batch(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
+    def fold_batch(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
         """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
@@ -176,13 +176,13 @@ class RunAccount:
         if is_last:
             chain.mark_all_groups_reported()
 
-    def count_outcome(self, variant: str, outcome: object, fields: Fields) -> None:
+    def fold_outcome(self, variant: str, outcome: object, fields: Fields) -> None:
         """Count an outcome; outcomes of evaluations are skipped."""
         numbers = self.numbers[variant]
         stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
         if is_eval(stream):
             return
-        self.revisions.see(self._outcomes[variant], stream, number, revision)
+        self.revisions.note_number(self._outcomes[variant], stream, number, revision)
         if level == "trajectory":
             numbers.count_discarded_trajectory()
         elif verdict == "kept":
@@ -203,7 +203,7 @@ class RunAccount:
             stream, number, bits if position is None else bits and bits | ANSWER_DUE
         )
 
-    def count_task(self, stream: str, number: int, record_id: RecordId) -> None:
+    def fold_task(self, stream: str, number: int, record_id: RecordId) -> None:
         """Count a task at a position."""
         self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
         if self.known.played is not None and record_id[2] >= self.known.played.get(record_id[:2], 0):
@@ -211,7 +211,7 @@ class RunAccount:
                 for variant in self.beside[policy]:
                     self.numbers[variant].pages.mark(stream, number, 0, TASK_WAITS)
 
-    def mark_dead(self, dead_letter: DeadLetter, offset: int) -> None:
+    def fold_dead_letter(self, dead_letter: DeadLetter, offset: int) -> None:
         """Count a dead letter, or its redrive; `offset` is that of the dead letter itself."""
         redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
         if not redriven:
@@ -222,7 +222,7 @@ class RunAccount:
         if not redriven and not dead:
             self.unnumbered.fold_dead_letter(offset, dead_letter.reason)
         for variant in dead:
-            self.numbers[variant].mark_dead(
+            self.numbers[variant].fold_dead_letter(
                 dead_letter.stream,
                 dead_letter.number,
                 dead_letter.use,

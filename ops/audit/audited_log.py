@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics, name_offset, read_all
+from headrace.infra.kafka.topic_reader import PartitionId, find_start_positions, name_offset, read_all
 from headrace.infra.run.retired import Retired, read_retired
 from headrace.infra.run.run import Run, read_revision
 from headrace.ops.audit import commits
@@ -37,7 +37,7 @@ class AuditedLog:
 
     def partitions(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         """Return the partitions of some topics, each with offset 0."""
-        return find_whole_topics(self._run.connection, topics)
+        return find_start_positions(self._run.connection, topics)
 
     def read(self, topics: Iterable[str], what: str) -> Iterator[Message]:
         """Yield every committed record of some topics."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.infra.kafka.clients import Message, fetch_begin_offsets, fetch_end_offsets
 from headrace.infra.kafka.group_offsets import Commit, fetch_commits
-from headrace.infra.kafka.topic_reader import PartitionId, find_whole_topics, name_offset, name_partition
+from headrace.infra.kafka.topic_reader import PartitionId, find_start_positions, name_offset, name_partition
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -58,7 +58,7 @@ def fetch_committed(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]
     """Ask the broker for the commits of groups. Groups continue meanwhile, so bounds are asked before and after."""
     found = {}
     for group in groups:
-        partition_ids = find_whole_topics(run.connection, [group.topic])
+        partition_ids = find_start_positions(run.connection, [group.topic])
         begin = fetch_begin_offsets(run.connection, partition_ids)
         known = fetch_commits(run.connection, group.name, [group.topic])
         found[group] = Committed(begin, known, fetch_end_offsets(run.connection, partition_ids))

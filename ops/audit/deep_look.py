@@ -86,7 +86,7 @@ class DeepLook:
                 self._match_task(group)
             else:
                 curated, group = read_checked_curated(message, self._run.store if self.objects else None)
-                self._account.numbers[variant].check_position(
+                self._account.numbers[variant].match_position(
                     curated.stream, curated.number, curated.use, (message.partition, message.offset)
                 )
                 self._replays[variant].fold_group(curated, message.partition, sent_back=is_sent_back(message))
@@ -104,13 +104,13 @@ class DeepLook:
                 with self._measure(message, groups=0):
                     self._match_task(read_checked_task(message))
             elif kind == "outcomes":
-                self._look_at_outcome(message, codec.decode(message.value, Outcome))
+                self._note_outcome(message, codec.decode(message.value, Outcome))
             elif kind == "dead-letters":
-                self._look_at_dead_letter(message, codec.decode(message.value, DeadLetter))
+                self._note_dead_letter(message, codec.decode(message.value, DeadLetter))
         except SchemaError:  # the fold reports it
             return
 
-    def _look_at_outcome(self, message: Message, outcome: Outcome) -> None:
+    def _note_outcome(self, message: Message, outcome: Outcome) -> None:
         variant = self._account.variant_of_topic[message.topic]
         if outcome.run_id != self._run.run_id or outcome.use or outcome.component != "curate":
             return
@@ -122,7 +122,7 @@ class DeepLook:
                 *identity, _compute_digest(repr(facts_of_outcome(outcome)).encode())
             )
 
-    def _look_at_dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
+    def _note_dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
         record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
         is_ours = dead_letter.run_id == self._run.run_id and dead_letter.topic in self._of_groups
         if is_ours and dead_letter.reason != REDRIVEN and not dead_letter.cut_bytes:
@@ -164,7 +164,7 @@ class DeepLook:
                 f"revision {curated.revision}, but it is {curated.deadline_version}"
             )
         if not variant_of(policy_variant):
-            numbers.check_deadline(*identity, curated.deadline_version)
+            numbers.mark_if_late(*identity, curated.deadline_version)
         if not curated.use:
             numbers.expect_delivery(curated.stream, curated.number, _compute_digest(curated.group))
 

@@ -161,7 +161,7 @@ class Evaluations:
         stamp = read_lost_stamp(message.headers, run_id)
         return build_group_without_answers(stamp, stamp.policy, self._revisions) if stamp is not None else None
 
-    def mark_dead(self, dead_letter: DeadLetter) -> None:
+    def fold_dead_letter(self, dead_letter: DeadLetter) -> None:
         """Take in a dead letter about an evaluation, or its redrive."""
         if dead_letter.component == EVALUATOR and dead_letter.reason != "other_run":
             self._unread.add((dead_letter.topic, dead_letter.partition, dead_letter.offset))

@@ -117,12 +117,12 @@ class AuditFold:
         if record.run_id != self.run_id:
             return
         if isinstance(record, DeadLetter):
-            self.account.mark_dead(record, record_id[2])
+            self.account.fold_dead_letter(record, record_id[2])
         elif variant := self._find_owner(record_id[0], record.policy, getattr(record, "variant", None)):
             if isinstance(record, BatchTrained):
-                self.account.count_batch(variant, record, OF_RECORD, record_id)
+                self.account.fold_batch(variant, record, OF_RECORD, record_id)
             else:
-                self.account.count_outcome(variant, record, OF_RECORD)
+                self.account.fold_outcome(variant, record, OF_RECORD)
 
     def _find_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
         """Return the policy variant that owns a topic if the record's policy and variant fit it; else an empty word."""
@@ -143,7 +143,7 @@ class AuditFold:
         plain = codec.decode_plain(message.value, Outcome)
         if plain["run_id"] != self.run_id:
             return False
-        self.account.count_outcome(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
+        self.account.fold_outcome(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
         return True
 
     def _fold_batch(self, message: Message) -> bool:
@@ -151,7 +151,7 @@ class AuditFold:
         if plain["run_id"] != self.run_id:
             return False
         variant = self._require_owner(message.topic, plain["policy"], plain["variant"])
-        self.account.count_batch(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
+        self.account.fold_batch(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
     def _fold_dead_letter(self, message: Message) -> bool:
@@ -162,9 +162,9 @@ class AuditFold:
             return False
         if dead_letter.run_id != self.run_id:
             return False
-        self.account.mark_dead(dead_letter, message.offset)
+        self.account.fold_dead_letter(dead_letter, message.offset)
         if self.evaluations is not None and is_eval(dead_letter.stream):
-            self.evaluations.mark_dead(dead_letter)
+            self.evaluations.fold_dead_letter(dead_letter)
         return True
 
     def _fold_state(self, message: Message) -> bool:
@@ -197,8 +197,8 @@ class AuditFold:
             return False
         if message.topic != self.recipe.topics.tasks(stream):
             raise HeaderError(f"it is a task of stream {stream!r:.60}, but on the topic of another stream")
-        self.account.count_task(stream, number, (message.topic, message.partition, message.offset))
-        self.account.revisions.see(message.topic, stream, number, revision)
+        self.account.fold_task(stream, number, (message.topic, message.partition, message.offset))
+        self.account.revisions.note_number(message.topic, stream, number, revision)
         return True
 
     def _fold_trajectories(self, message: Message) -> bool:
@@ -223,18 +223,18 @@ class AuditFold:
         if policy != self._policies[message.topic]:
             raise HeaderError(f"it is of policy {policy!r:.60}, but on the topic of another policy")
         if message.topic in self.curated:  # anybody may copy trajectories: there the curator's decision is checked
-            self.account.revisions.see(message.topic, group.stream, group.number, group.revision)
+            self.account.revisions.note_number(message.topic, group.stream, group.number, group.revision)
         return policy, group
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def begin(self, feeder: FeederSnapshot) -> None:
         """Take in the feeder's newest snapshot of a running run, before all other messages."""
-        with suppress(*NO_SNAPSHOT):  # `close` reports it
+        with suppress(*NO_SNAPSHOT):  # `fold_feeder_snapshot` reports it
             if (snapshot := feeder.decode()) is not None:
                 self.account.known.issued_before = read_issued(json.loads(snapshot.body))
 
-    def close(self) -> None:
+    def fold_feeder_snapshot(self) -> None:
         """Read the feeder's newest snapshot, after all messages were taken in."""
         if (message := self.feeder.message) is None:
             return

@@ -149,7 +149,7 @@ class PolicyNumbers:
         if self.pages.digest(stream, number) == digest:
             self.pages.clear(stream, number, 0, UNMATCHED)
 
-    def check_position(self, stream: str, number: int, use: int, position: tuple[int, int]) -> None:
+    def match_position(self, stream: str, number: int, use: int, position: tuple[int, int]) -> None:
         """Take in the position (partition, offset) of a curated record. A second record of a use was sent back."""
         expected = self.named_positions.get((stream, number, use), position)
         if expected not in (position, (-1, -1)):
@@ -168,7 +168,7 @@ class PolicyNumbers:
         if self.pages.facts(stream, number) == digest:
             self.pages.clear(stream, number, 0, ODD_FACTS)
 
-    def check_deadline(self, stream: str, number: int, use: int, deadline: int) -> None:
+    def mark_if_late(self, stream: str, number: int, use: int, deadline: int) -> None:
         """Take in the deadline of a curated record: the last version that may be trained on it."""
         if self.pages.version(stream, number, use) - 1 > deadline:
             self.pages.mark(stream, number, use, LATE)
@@ -220,7 +220,7 @@ class PolicyNumbers:
         """Record that one trajectory of a kept group is not trained on."""
         self._trajectories += 1
 
-    def mark_dead(
+    def fold_dead_letter(
         self, stream: str, number: int, use: int = 0, dead_letters: int = 1, *, of_task: bool = False
     ) -> None:
         """Count a dead letter that concludes a number, or one use of it; -1 if it opens the number again.

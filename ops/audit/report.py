@@ -28,7 +28,7 @@ def audit(run: Run, *, drained: bool) -> Audit:
     for topics in Parts.of(run).training_topics_without_groups:
         for message in read_all(run.connection, topics):
             fold.fold_message(message)
-    fold.close()
+    fold.fold_feeder_snapshot()
     return fold.account.audit(Scope(drained=drained, still=drained))
 
 

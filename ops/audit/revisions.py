@@ -18,7 +18,7 @@ class RevisionSpans:
     def __init__(self) -> None:
         self._spans: dict[tuple[str, str, int], list[int]] = {}
 
-    def see(self, topic: str, stream: str, number: int, revision: int) -> None:
+    def note_number(self, topic: str, stream: str, number: int, revision: int) -> None:
         """Take in a record of a training number."""
         span = self._spans.get((topic, stream, revision))
         if span is None:

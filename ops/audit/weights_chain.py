@@ -57,7 +57,7 @@ class WeightsChain:
         self._checkpoints: dict[int, ChainLink] = {}
         self._positions: dict[int, int] = {}
         self._settled: dict[int, int] = {}
-        self._let_go: dict[int, int] = {}
+        self._reported_positions: dict[int, int] = {}
         self._anchor = -1
         """Offset of the newest whole weights."""
         self._anchors: dict[int, int] = {}
@@ -111,7 +111,7 @@ class WeightsChain:
         """Record the offset of whole weights."""
         self._anchor = offset
 
-    def check_anchor(self, offset: int, where: str, version: int | None = None) -> None:
+    def match_anchor(self, offset: int, where: str, version: int | None = None) -> None:
         """Take in the offset of the nearest whole weights that a delta names; -1 if it names none.
 
         A merged delta names the whole weights that were the nearest when its version was published.
@@ -170,11 +170,11 @@ class WeightsChain:
 
     def mark_all_groups_reported(self) -> None:
         """Record that the trainer has reported what happened to all groups that it held, because the run is over."""
-        self._let_go = dict(self._positions)
+        self._reported_positions = dict(self._positions)
 
     def has_reported_all_groups(self, ends: Mapping[int, int]) -> bool:
         """Return whether the trainer had read up to these offsets, by partition, when it reported all its groups."""
-        return all(self._let_go.get(partition, 0) >= end for partition, end in ends.items())
+        return all(self._reported_positions.get(partition, 0) >= end for partition, end in ends.items())
 
     @property
     def checkpoints(self) -> Iterable[int]:

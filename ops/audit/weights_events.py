@@ -15,7 +15,7 @@ def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -
     if is_whole(event):
         chain.fold_anchor(message.offset)
     else:
-        chain.check_anchor(event.anchor_offset, name_offset(message), None if event.kind == DELTA else event.version)
+        chain.match_anchor(event.anchor_offset, name_offset(message), None if event.kind == DELTA else event.version)
     if is_version(event):
         chain.fold_event(event.version, link, event.base_version, final=event.final)
     elif event.kind == WHOLE:

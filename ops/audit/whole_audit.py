@@ -113,7 +113,7 @@ class WholeAudit:
         self._fold_named(self.log.read(_select_existing(parts.state, there), "state"))
         for what in self.objects.find_unretired(self.log.read_retired) if self.objects else ():
             self.broken.add_sentence(what)
-        self.fold.close()
+        self.fold.fold_feeder_snapshot()
         for what in _check_recipe_and_checkpoints(self, offline=offline):
             self.other.add_sentence(what)
         if self.deep is not None:

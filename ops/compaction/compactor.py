@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import KafkaAway, Message, open_producer, translate_error
 from headrace.infra.kafka.decoding import read_record
-from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics
+from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions
 from headrace.infra.log import configure_logging, warn_in_sentences
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.run.revisions import join_to_write
@@ -62,7 +62,7 @@ class Compactor:
         self._chains = {run.topics.weights(policy): Compaction(every) for policy in policies}
         self._policies = dict(zip(self._chains, policies, strict=True))
         self._producer = open_producer(run.connection, COMPACTOR)
-        self._reader = TopicReader(run.connection, find_whole_topics(run.connection, self._chains), COMPACTOR)
+        self._reader = TopicReader(run.connection, find_start_positions(run.connection, self._chains), COMPACTOR)
 
     def read_published_events(self) -> None:
         """Read all events that are published until now."""

@@ -124,7 +124,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
         if len(missing) < len(runs):
             say(escape(f"{len(runs) - len(missing)} of {len(runs)} runs are finished already, in {folder.root}"))
         if missing:
-            data_read = _check_first(
+            data_read = _check_recipes_and_data(
                 missing, folder, has_begun=any(one.recipe.exists() for one in run_folders.values())
             )
             _Playing(sweep, runs, folder, data_read, say).play(missing)
@@ -204,7 +204,7 @@ def _compare_sources(before: str, now: str) -> str:
     return "the sweep file now names another `archive`, or the archive has changed"
 
 
-def _check_first(missing: Sequence[SweepRun], folder: DataFolder, *, has_begun: bool) -> SweptData:
+def _check_recipes_and_data(missing: Sequence[SweepRun], folder: DataFolder, *, has_begun: bool) -> SweptData:
     """Refuse recipes with missing names, and data that has changed, before the first of many runs."""
     found = SweptData(folder.root, has_begun=has_begun)
     for run in {run.variant: run for run in missing}.values():
@@ -256,7 +256,7 @@ class _Playing:
         if self._servers is None:
             return
         self._servers.claim()
-        self._servers.fetch()
+        self._servers.fetch_jars()
         self._servers.start()
         notes = RunNotes(self._runs[0].name, self._servers.connection.bootstrap, self._servers.has_embedded_kafka)
         self._folder.write(notes)

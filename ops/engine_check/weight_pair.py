@@ -35,7 +35,7 @@ class WeightPair:
         self._current = 0
         self._published: list[Mapping[str, Any]] = []
         for parity in (0, 1):
-            self._choose(parity)
+            self._switch_weights(parity)
             self._published.append(self._learner.snapshot_weights())
 
     @property
@@ -74,11 +74,11 @@ class WeightPair:
     def _compute(
         self, prompt: Sequence[int], made: Generation, temperature: float, parity: int
     ) -> npt.NDArray[np.float32]:
-        self._choose(parity)
+        self._switch_weights(parity)
         return compute_answer_logprobs(self._learner.model, prompt, made.ids, temperature)
 
     @torch.no_grad()
-    def _choose(self, parity: int) -> None:
+    def _switch_weights(self, parity: int) -> None:
         if parity != self._current:
             for name, master in self._learner.masters.values.items():
                 master.copy_(self._masters[parity][name])

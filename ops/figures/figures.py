@@ -12,7 +12,7 @@ from typing import Any
 from headrace.infra.kafka.clients import Message, fetch_end_offsets
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.group_offsets import fetch_committed_offsets
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, read_all
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions, read_all
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import is_version
@@ -159,7 +159,7 @@ class Figures:
             self._fold_dead_letter(record, message.timestamp_ms)
 
     def _fold_dead_letter(self, record: DeadLetter, at_ms: int) -> None:
-        self._trouble.errors.fold_dead(record)
+        self._trouble.errors.fold_dead_letter(record)
         if record.policy and record.reason != REDRIVEN:
             self._groups.fold_record(record.policy, record, at_ms)
 
@@ -346,7 +346,7 @@ def measure_lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict
         topics = [run.topics.tasks(workflow), run.topics.tasks(eval_stream(workflow))]
         found |= dict.fromkeys(topics, 0)
         committed = fetch_committed_offsets(run.connection, run.topics.rollout_group(workflow), topics)
-        positions |= find_whole_topics(run.connection, topics, committed)
+        positions |= find_start_positions(run.connection, topics, committed)
     with TopicReader(run.connection, positions, "lag") as reader:
         for message in reader.catch_up():
             found[message.topic] += 1
@@ -356,11 +356,11 @@ def measure_lags(run: Run, trainer_positions: Mapping[PartitionId, int]) -> dict
         done |= {
             partition_id: offset for partition_id, offset in trainer_positions.items() if partition_id[0] == curated
         }
-        ends = fetch_end_offsets(run.connection, find_whole_topics(run.connection, [trajectories, curated]))
+        ends = fetch_end_offsets(run.connection, find_start_positions(run.connection, [trajectories, curated]))
         for topic in (trajectories, curated):
             found[topic] = sum(max(end - done.get(p, 0), 0) for p, end in ends.items() if p[0] == topic)
     for policy_variant in recipe.shadow_variants:
         curated = run.topics.curated(policy_variant)
-        ends = fetch_end_offsets(run.connection, find_whole_topics(run.connection, [curated]))
+        ends = fetch_end_offsets(run.connection, find_start_positions(run.connection, [curated]))
         found[curated] = sum(max(end - trainer_positions.get(p, 0), 0) for p, end in ends.items())
     return found

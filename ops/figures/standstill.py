@@ -139,7 +139,7 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
         return whole[0]
     late = [one for one in candidates if at_once or one.overdue_ms > 0]
     if late:
-        return max(late, key=lambda one: one.overdue_ms).explain(given_up=at_once)
+        return max(late, key=lambda one: one.overdue_ms).explain(is_given_up=at_once)
     return next(filter(None, (*soon, *(one.explain_discards() for one in candidates))), None)
 
 
@@ -175,8 +175,8 @@ class _Stand:
         """Return the times at which the trainer reported long work, after a 0 so that the list is not empty."""
         return [0, *(worker.updated_ms for worker in self.seen.workers if worker.worker == self._trainer)]
 
-    def explain(self, *, given_up: bool) -> Standstill:
-        """Return the standstill with the first cause that applies; with `given_up`, nothing happens next."""
+    def explain(self, *, is_given_up: bool) -> Standstill:
+        """Return the standstill with the first cause that applies; with `is_given_up`, nothing happens next."""
         no_weights = self.version < 0
         found = (
             self._blame_server()
@@ -189,7 +189,7 @@ class _Stand:
             or (self._blame_trainer() if self._has_a_batch() else None)
             or self._blame_workers()
         )
-        if given_up:
+        if is_given_up:
             found = found._replace(itself="nothing, because the run is given up")
         made = "its first weights" if no_weights else "a version" if self.version else "its first version"
         last = f" (version {self.version} was the last)" if self.version > 0 else ""

@@ -24,7 +24,7 @@ from headrace.infra.kafka.clients import (
     fetch_end_offsets,
 )
 from headrace.infra.kafka.topic_admin import fetch_topic_ids
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics, refuse_lost_tail
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions, refuse_lost_tail
 from headrace.infra.progress import open_progress
 from headrace.infra.run.run import STORE_NAME, Run
 from headrace.ops.reading import REPORT_EVERY, list_topics
@@ -180,7 +180,7 @@ def archive(
                 with_weights = not named and _can_copy_weights(run, ask)
             _agree_on_weights(writer, with_weights=with_weights)
             specs = choose_topics(run, named, with_weights=writer.manifest.with_weights)
-            reading = _begin(run, writer, specs)
+            reading = _add_topics(run, writer, specs)
             writer.retry_missing_objects()
             _read(run, writer, reading)
             return _build_report(run, writer, reading, time.monotonic() - began)
@@ -267,10 +267,10 @@ def choose_topics(run: Run, asked: Iterable[str], *, with_weights: bool = False)
     return [by_name.get(name, TopicSpec(name, 0)) for name in names if name in there]
 
 
-def _begin(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Reading:
+def _add_topics(run: Run, writer: ArchiveWriter, specs: Iterable[TopicSpec]) -> _Reading:
     """Add the topics to the archive, and return the partitions to read."""
     configs = {spec.name: spec.config for spec in specs}
-    partition_ids, ids = find_whole_topics(run.connection, configs), fetch_topic_ids(run.connection, configs)
+    partition_ids, ids = find_start_positions(run.connection, configs), fetch_topic_ids(run.connection, configs)
     for topic, config in configs.items():
         writer.add_topic(topic, sum(partition_id[0] == topic for partition_id in partition_ids), config, ids[topic])
     positions = {partition_id: writer.next_offset(partition_id) for partition_id in partition_ids}

@@ -34,7 +34,7 @@ import structlog
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, get_admin, translate_kafka_errors
-from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics
+from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import open_progress
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
@@ -249,7 +249,7 @@ def _can_overlap(revision: RecipeRevision, bucket: str, prefix: str) -> bool:
 
 
 def _has_records(connection: Connection, topic: str) -> bool:
-    with TopicReader(connection, find_whole_topics(connection, [topic])) as reader:
+    with TopicReader(connection, find_start_positions(connection, [topic])) as reader:
         return any(True for _ in reader.catch_up())
 
 
@@ -261,7 +261,7 @@ def _read(connection: Connection, runs: Iterable[str], marker: Marker) -> None:
     topics = [topic for topic in known if topic.startswith(beginnings)]
     with (
         open_progress("reading records") as tell,
-        TopicReader(connection, find_whole_topics(connection, topics), COLLECTOR) as r,
+        TopicReader(connection, find_start_positions(connection, topics), COLLECTOR) as r,
     ):
         ends = r.ends()
         for count, message in enumerate(r.catch_up(), 1):

@@ -68,7 +68,7 @@ class AdapterPolicy(ServedPolicy):
         super().load_missing(server)
         for version in self._list_used():
             if folder := self._folders.find(self.name, version):
-                self._add(server, ServedWeights(version, folder))
+                self._load_into_server(server, ServedWeights(version, folder))
 
     def _list_needed(self) -> set[int]:
         return {*self._list_used(), *self._loading}
@@ -85,9 +85,9 @@ class AdapterPolicy(ServedPolicy):
         wanted = self._find_or_write(version, weights)
         self.loaded.add(version)
         for server in self.servers:
-            self._add(server, wanted)
+            self._load_into_server(server, wanted)
 
-    def _add(self, server: GenerationServer, wanted: ServedWeights) -> None:
+    def _load_into_server(self, server: GenerationServer, wanted: ServedWeights) -> None:
         """Load a version into a server that is up, unless the version takes servers down. Raises WeightsRefused."""
         if server.version is None or self._deaths[wanted.version] >= MOST_DEATHS:
             return
@@ -109,7 +109,7 @@ class AdapterPolicy(ServedPolicy):
         if server.version is None:
             return
         try:
-            _adapters_of(server).keep(versions)
+            _adapters_of(server).unload_others(versions)
             if _adapters_of(server).left_over >= MOST_LEFT_OVER:
                 server.replace(f"it holds {MOST_LEFT_OVER} adapters that it cannot unload, so it is started again")
         except (ServerAway, EngineError) as error:  # it only costs memory

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from headrace.infra.weights.experts import routers_of, split_by_files, use_plain_experts
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.folder import open_weights
-from headrace.infra.weights.lora import add_adapter, list_published_names
+from headrace.infra.weights.lora import add_adapter, map_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.light_modules import find_unscaled_output_layer, install_light_modules, store_by_columns
@@ -56,7 +56,7 @@ class CausalLM:
         install_light_modules(self.model, self.context)
         store_by_columns(self.model)
         self._head = find_unscaled_output_layer(self.model)
-        self._names = list_published_names(self.model.state_dict())
+        self._names = map_published_names(self.model.state_dict())
         self._kinds, self._window = _read_attention(config)
         self._columns = torch.arange(self.context, device=self.device)
         self.routing = RoutingRecord(model) if record_routing and routers_of(model) else None

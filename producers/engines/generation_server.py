@@ -110,11 +110,11 @@ class EngineProcess(ServerProcess):
             self._shared_memory.note(list_session(pid))
 
     def _command(self) -> ServerCommand:
-        self._refuse_end()
+        self._refuse_if_ending()
         if self.weights is None:
             raise ServerError(f"the {self._launch.what} cannot start before weights are loaded")
         port = self.port("http")
-        self._clean_up(clean=False)  # after the server that was here before
+        self._clean_up(is_clean_end=False)  # after the server that was here before
         self._shared_memory.begin()
         self.api = self._launch.open_api(f"http://{HOST}:{port}")
         return ServerCommand(
@@ -123,17 +123,17 @@ class EngineProcess(ServerProcess):
             environment={**os.environ, **self._environment},
         )
 
-    def _clean_up(self, *, clean: bool) -> None:  # noqa: ARG002 - the same after any end
+    def _clean_up(self, *, is_clean_end: bool) -> None:  # noqa: ARG002 - the same after any end
         self._close_api()
         self._shared_memory.remove()
 
     def _is_answering(self) -> bool:
         if self._shared_memory.age_s >= NOTE_EVERY_S:  # a start that fails leaves something behind, too
             self._note_shared_memory()
-        self._refuse_end()
+        self._refuse_if_ending()
         return self.api is not None and self.api.is_ready()
 
-    def _refuse_end(self) -> None:
+    def _refuse_if_ending(self) -> None:
         if self.is_ending:
             raise ServerError(f"the {self._launch.what} is being stopped")
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.infra.weights.experts import ExpertLayers, split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
-from headrace.infra.weights.lora import add_adapter, list_published_names
+from headrace.infra.weights.lora import add_adapter, map_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.causal_lm import convert_to_tensor, describe_not_finite, describe_wrong_names
 from headrace.producers.engines.contract import EngineError
@@ -40,7 +40,7 @@ class ModelShapes:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._tied: dict[str, int] = {}
         """Name to the parameter that it is tied to: weights need only one name of tied parameters."""
-        for name, in_model in list_published_names(model.state_dict()).items():
+        for name, in_model in map_published_names(model.state_dict()).items():
             for part, tensor in split_by_files({name: parameters[in_model]}).items():
                 self._shapes[part] = tuple(tensor.shape)
                 self._tied[part] = id(parameters[in_model]) if tensor is parameters[in_model] else id(part)

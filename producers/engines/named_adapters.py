@@ -62,8 +62,8 @@ class NamedAdapters(ABC):
         """See `AdapterServerApi.has`."""
         return version in self._names
 
-    def keep(self, versions: Collection[int]) -> None:
-        """See `AdapterServerApi.keep`."""
+    def unload_others(self, versions: Collection[int]) -> None:
+        """See `AdapterServerApi.unload_others`."""
         for version, name in self._forget_others(versions).items():
             self._unload_adapter(name, version)
 
@@ -76,7 +76,7 @@ class NamedAdapters(ABC):
             self._open[request_id] = used if version is None else None
             return used, self._names[used]
 
-    def _finish_request(self, request_id: str) -> None:
+    def _note_request_end(self, request_id: str) -> None:
         """Note that a request is over."""
         with self._turn:
             self._open.pop(request_id, None)

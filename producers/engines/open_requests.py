@@ -15,7 +15,7 @@ AGAIN_S = 0.05
 
 
 class OpenRequests:
-    """Which requests a server has; none may begin until `admit`. Any thread may call.
+    """Which requests a server has; none may begin until `begin_admitting`. Any thread may call.
 
     Args:
         name: Of the server, for messages.
@@ -45,12 +45,12 @@ class OpenRequests:
             self._ids.discard(request_id)
             self._turn.notify_all()
 
-    def admit(self) -> None:
+    def begin_admitting(self) -> None:
         """Let requests begin."""
         with self._turn:
             self._is_admitting = True
 
-    def refuse(self) -> None:
+    def stop_admitting(self) -> None:
         """Let no request begin."""
         with self._turn:
             self._is_admitting = False

@@ -31,9 +31,9 @@ class OwnedFolder:
         remove_leftovers(root, prefix, keep_s)
         self.path, self._lock = _make_locked(root, prefix)
 
-    def close(self, *, leaves: bool = False) -> None:
+    def close(self, *, keeps_folder: bool = False) -> None:
         """Remove the folder, or leave it for readers as if this process had died. Safe to call twice."""
-        if not leaves:
+        if not keeps_folder:
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)

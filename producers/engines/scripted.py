@@ -113,7 +113,7 @@ class _Request:
             return self.tokens
         return min(self.tokens, int((time.monotonic() - self.began + EARLY_S) / self.seconds_per_token))
 
-    def end_run(self) -> int:
+    def note_version_tokens(self) -> int:
         """Note how many tokens the current version generated; return the number of tokens of all versions."""
         made = self.count_made()
         if more := made - sum(length for _, length in self.runs):
@@ -188,7 +188,7 @@ class ScriptedEngine:
             self._served[policy] = version
             for request in self._open:
                 if request.policy == policy and request.held is None:
-                    request.end_run()
+                    request.note_version_tokens()
                     request.version = version
 
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
@@ -273,7 +273,7 @@ class ScriptedEngine:
         """Return how many tokens were made."""
         with self._lock:
             self._open.discard(request)
-            made = request.end_run()
+            made = request.note_version_tokens()
             self._generated += made
             return made
 

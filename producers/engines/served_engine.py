@@ -266,7 +266,7 @@ class ServedEngine:
         self._pool.shutdown()
         self._folders.close()
         if self._logs is not None:
-            self._logs.close(leaves=has_trouble)
+            self._logs.close(keeps_folder=has_trouble)
 
     def list_servers(self) -> list[GenerationServer]:
         """Return the servers of all policies, for each policy those for exact versions last."""

@@ -186,7 +186,7 @@ class ServedPolicy:
     def _remove_unneeded(self) -> None:
         """Remove the folders of versions that no server reads or will read."""
         with self._noting:  # an evaluation that looks for its version later does not find one of these any more
-            self._folders.set_aside(self.name, self._list_needed() | self._list_read())
+            self._folders.set_aside_others(self.name, self._list_needed() | self._list_read())
         self._folders.remove_aside(self.name)
 
     def _list_read(self) -> set[int]:

@@ -135,7 +135,7 @@ class AdapterServerApi(ServerApi, Protocol):
         """Return whether the server has a version."""
         ...
 
-    def keep(self, versions: Collection[int]) -> None:
+    def unload_others(self, versions: Collection[int]) -> None:
         """Remove all versions but these and the newest, after the end of their requests. Raises WeightsRefused."""
         ...
 

@@ -54,7 +54,7 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
         finally:
             if is_counted:  # noted before the request ends, so that its version is not removed in between
                 self._counted.add(used)
-            self._finish_request(request_id)
+            self._note_request_end(request_id)
         answer = read_answer(found, sampling.stop_ids)
         if {label for label, _ in answer.version_runs} - {self._base}:
             raise EngineError(
@@ -63,8 +63,8 @@ class SGLangAdapters(NamedAdapters, SGLangApi):
             )
         return replace(answer, version_runs=((used, len(answer.ids)),) if len(answer.ids) else ())
 
-    def keep(self, versions: Collection[int]) -> None:
-        """See `AdapterServerApi.keep`."""
+    def unload_others(self, versions: Collection[int]) -> None:
+        """See `AdapterServerApi.unload_others`."""
         old = self._forget_others(versions)
         self.left_over += len(old.keys() & self._counted)
         for version in old.keys() - self._counted:

@@ -62,17 +62,17 @@ class SGLangExperts(SGLangApi):
     def load(self, folder: Path, version: int) -> float:
         """See `ServerApi.load`: all requests end, and the engine sends them again for the newer weights."""
         began = time.perf_counter()
-        self._requests.refuse()
+        self._requests.stop_admitting()
         try:
             self._requests.end_all(lambda: self._post("/abort_request", {"abort_all": True}))
             super().load(folder, version)
         finally:
-            self._requests.admit()
+            self._requests.begin_admitting()
         return time.perf_counter() - began
 
     def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command names both
         """See `ServerApi.note_started`."""
-        self._requests.admit()
+        self._requests.begin_admitting()
 
 
 def read_routing(encoded: str | None, experts: ExpertLayers, tokens: int) -> npt.NDArray[np.uint8 | np.uint16]:

@@ -174,7 +174,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """See `Engine.close`. Safe to call twice."""
-        self._stop(EngineError("the engine is closed"))
+        self._set_end(EngineError("the engine is closed"))
         self._wake.set()
         self._thread.join()
 
@@ -219,7 +219,7 @@ class TorchEngine:
         error.__cause__ = self._end
         return error
 
-    def _stop(self, reason: EngineError) -> None:
+    def _set_end(self, reason: EngineError) -> None:
         with self._lock:
             self._end = self._end or reason
 
@@ -242,7 +242,7 @@ class TorchEngine:
                             request.finish(outcome)
                     self._busy_s += time.perf_counter() - started
         except BaseException as crash:  # of any kind: callers must get the error and never hang
-            self._stop(_crash_error(crash))
+            self._set_end(_crash_error(crash))
             self._fail_all()
             log.exception("engine.crashed")  # last, so that nobody waits for a log that cannot be written
         else:

@@ -35,7 +35,7 @@ class VllmAdapters(NamedAdapters, VllmApi):
         try:
             return await self.ask(request_id, ids, sampling, used, model=name)
         finally:
-            self._finish_request(request_id)
+            self._note_request_end(request_id)
 
     def note_started(self, folder: Path, version: int) -> None:
         """See `ServerApi.note_started`: the server starts with the base alone, whose label never changes."""

@@ -95,7 +95,7 @@ class VllmApi:
     def load(self, folder: Path, version: int) -> float:
         """See `ServerApi.load`; a failed load stops the server."""
         began = time.perf_counter()
-        self._requests.refuse()
+        self._requests.stop_admitting()
         self._post("/pause?mode=abort")
         # Requests that come during the pause would wait for its end.
         self._requests.end_all(lambda: self._post("/abort_requests", {}))
@@ -105,13 +105,13 @@ class VllmApi:
             raise ServerAway(f"{self._http.url} did not reset its prefix cache when weights were loaded")
         self._post("/update_weight_version", {"new_version": str(version)})
         self._post("/resume")
-        self._admit_requests(version)
+        self._check_convention_and_admit(version)
         return time.perf_counter() - began
 
     def note_started(self, folder: Path, version: int) -> None:  # noqa: ARG002 - its command names the folder
         """See `ServerApi.note_started`."""
         self._post("/update_weight_version", {"new_version": str(version)})
-        self._admit_requests(version)
+        self._check_convention_and_admit(version)
 
     def read_weight_version(self) -> str:
         """See `ServerApi.read_weight_version`."""
@@ -135,7 +135,7 @@ class VllmApi:
     def _is_open(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def _admit_requests(self, version: int) -> None:
+    def _check_convention_and_admit(self, version: int) -> None:
         """Admit requests for a version. Raises WeightsRefused if the server has another log-probability convention."""
         # Only one token is allowed, so its probability is 1, unless the server computes it before the filters.
         words = {"prompt": [0], "max_tokens": 1, "temperature": 1.0, "allowed_token_ids": [1], "logprobs": 0}
@@ -146,7 +146,7 @@ class VllmApi:
                 f"start it with --logprobs-mode {LOGPROBS_MODE}"
             )
         self._version = version
-        self._requests.admit()
+        self._requests.begin_admitting()
 
     def _check_label(self, found: dict[str, Any], version: int) -> None:
         label = found["weight_version"]

@@ -76,7 +76,7 @@ class WeightFolders:
         folder = self.folder / policy / str(version)
         return folder if folder.exists() else None
 
-    def set_aside(self, policy: str, versions: Collection[int]) -> None:
+    def set_aside_others(self, policy: str, versions: Collection[int]) -> None:
         """Take the folders of all other versions of a policy out of use, which takes a moment."""
         with suppress(FileNotFoundError):  # closed: a load that this ends gets here too
             for folder in (self.folder / policy).iterdir():

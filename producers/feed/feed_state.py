@@ -190,14 +190,14 @@ class FeedState:
             found.append(self._plan_training(GroupId(stream, number), open_task, drawn.problem))
         return found
 
-    def give_up(self, numbers: list[GroupId]) -> list[Planned]:
+    def conclude_unanswered(self, numbers: list[GroupId]) -> list[Planned]:
         """Conclude as dead the numbers that have used all their attempts; return their last attempts."""
         found = []
         for group, task in self._find_open(numbers):
             if task.attempt + 1 >= MOST_ATTEMPTS:
                 found.append(self._build_newest_attempt(group, task))
                 if is_eval(group.stream):
-                    self.evaluating.give_up(group)
+                    self.evaluating.conclude_unanswered(group)
                 else:
                     self.pacing.mark_dead(group)
         return found

@@ -140,7 +140,7 @@ class Feeder:
         """Plan tasks; return them, and the announcement that the run is over."""
         self._planned += self.state.plan()
         overdue = self._commits.find_overdue(self.state)
-        dead = [self._build_unanswered(planned) for planned in self.state.give_up(overdue)]
+        dead = [self._build_unanswered(planned) for planned in self.state.conclude_unanswered(overdue)]
         self._planned += self.state.reissue_lost(overdue)
         if why := self.state.end():
             log.info("run.ended", why=why)

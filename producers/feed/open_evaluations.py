@@ -56,7 +56,7 @@ class OpenEvaluations:
         policy, stream = {evaluation.policy}, eval_stream(evaluation.workflow)
         groups = [GroupId(stream, number) for number in range(first, first + problems)]
         for index, group in enumerate(groups):
-            self.table.touch(group)
+            self.table.note_change(group)
             self.tasks[group] = OpenTask(index, "", group.number % partitions, 0, -1, set(policy), set(policy))
         self._open.append(_Open(evaluation, first, problems))
         return groups
@@ -79,18 +79,18 @@ class OpenEvaluations:
             asked = self.of(group)
             whole = Answer(asked.workflow, asked.policy, asked.versions[asked.policy])
             if whole in answers or whole._replace(number=group.number) in answers:
-                self.table.touch(group)
+                self.table.note_change(group)
                 del self.tasks[group]
         self._forget_closed()
 
     def reissue(self, group: GroupId) -> OpenTask:
         """Send a task again, as another attempt."""
-        self.table.touch(group)
+        self.table.note_change(group)
         task = self.tasks[group]
         task.attempt, task.offset = task.attempt + 1, -1
         return task
 
-    def give_up(self, group: GroupId) -> None:
+    def conclude_unanswered(self, group: GroupId) -> None:
         """Give up a task; its evaluation then gets no result unless somebody sends the dead letter back."""
         asked = self.of(group)
         log.error(
@@ -102,7 +102,7 @@ class OpenEvaluations:
             advice="no group of this task came, so the evaluation has no result. The task is a dead letter now: look "
             "into the workers' logs for the cause, then send the task again by `headrace redrive`",
         )
-        self.table.touch(group)
+        self.table.note_change(group)
         del self.tasks[group]
         self._forget_closed()
 
@@ -131,5 +131,5 @@ class OpenEvaluations:
         ]
         self.table.restore(list(chunks))
         for group in [group for group in self.tasks if not any(one.has_group(group) for one in self._open)]:
-            self.table.touch(group)
+            self.table.note_change(group)
             del self.tasks[group]

@@ -65,7 +65,7 @@ class TaskTable:
         """How many chunks have changed since the last call of `take_changes`."""
         return len(self._changed)
 
-    def touch(self, group: GroupId) -> None:
+    def note_change(self, group: GroupId) -> None:
         """Note that a number is about to change, or has changed."""
         self._changed.add((group.stream, group.number // CHUNK))
 
@@ -101,7 +101,7 @@ class TaskTable:
                 known = set(policies_of.get(group.stream, ()))
                 if task.open <= known and task.unacknowledged <= known:
                     continue
-                self.touch(group)
+                self.note_change(group)
                 task.open &= known
                 task.unacknowledged &= known
                 if not task.open:

@@ -138,7 +138,7 @@ class Pacing:
 
     def reissue(self, group: GroupId) -> OpenTask:
         """Send an open number again, as another attempt."""
-        self.table.touch(group)
+        self.table.note_change(group)
         task = self.tasks[group]
         self._outstanding[group.stream][task.partition] -= bool(task.unacknowledged)
         task.partition, task.attempt, task.offset = self._find_least_loaded(group.stream), task.attempt + 1, -1
@@ -149,12 +149,12 @@ class Pacing:
         """Note that a policy's group has passed the curator; return True the first time."""
         dead, task = self.dead.get(group), self.tasks.get(group)
         if dead is not None and policy in dead.unacknowledged:
-            self.table.touch(group)
+            self.table.note_change(group)
             dead.unacknowledged.discard(policy)  # sent back and curated, before the letter `redriven` was read
             return True
         if task is None or policy not in task.unacknowledged:
             return False
-        self.table.touch(group)
+        self.table.note_change(group)
         task.unacknowledged.discard(policy)
         if not task.unacknowledged:
             self._outstanding[group.stream][task.partition] -= 1
@@ -182,7 +182,7 @@ class Pacing:
         dead.unacknowledged |= closed & unacknowledged
         while len(self.dead) > MOST_DEAD_NUMBERS:
             oldest = next(iter(self.dead))
-            self.table.touch(oldest)
+            self.table.note_change(oldest)
             del self.dead[oldest]
 
     def reopen(self, group: GroupId, policy: str, again_at: tuple[int, int] | None = None) -> bool:
@@ -213,7 +213,7 @@ class Pacing:
         found = set() if dead is None else {policy} & dead.open if policy else set(dead.open)
         if dead is None or not found:
             return None
-        self.table.touch(group)
+        self.table.note_change(group)
         task = replace(dead, open=found, unacknowledged=found & dead.unacknowledged, died=0)
         dead.open -= found
         dead.unacknowledged -= found
@@ -227,7 +227,7 @@ class Pacing:
         closing = set() if task is None else {policy} & task.open if policy else set(task.open)
         if task is None or not closing:
             return set()
-        self.table.touch(group)
+        self.table.note_change(group)
         for name in closing:
             self.acknowledge(group, name)
             self._open[name] -= 1
@@ -253,7 +253,7 @@ class Pacing:
         return waiting.index(min(waiting))
 
     def _keep(self, group: GroupId, task: OpenTask) -> None:
-        self.table.touch(group)
+        self.table.note_change(group)
         self.tasks[group] = task
         self._count(group, task)
 
@@ -294,5 +294,5 @@ class Pacing:
         for group, task in self.tasks.items():
             self._count(group, task)
         for group in (*self.tasks, *self.dead) if "open" in plain else ():
-            self.table.touch(group)
+            self.table.note_change(group)
         return forgotten

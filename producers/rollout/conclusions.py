@@ -130,7 +130,7 @@ class Concluder:
             else:
                 groups = self._build_unplayed_groups(task, Failure(0, *started.refusal))
             if task.purpose != "eval":
-                self.brake.note(failed=all(group.reason == "failed" for group in groups.values()))
+                self.brake.note_group(failed=all(group.reason == "failed" for group in groups.values()))
             groups = self.failures.log_and_strip(task, groups)
             reach("rollout.played")  # 1
         finally:
@@ -154,7 +154,7 @@ class Concluder:
         try:
             spec = await self._spec_of(task)
             wanted = {policy: version for policy, version in task.versions.items() if policy in spec.policies}
-            note_end = partial(self._release_slot, started)
+            note_end = partial(self._note_episode_end, started)
             async with self._hold_versions(wanted, started):
                 at_once = started.reservation.size if started.reservation is not None else task.n_asked
                 groups = await play_group(task, spec, self.context, ending, note_end, at_once)
@@ -187,7 +187,7 @@ class Concluder:
         dead = build_dead_letter(self.run.topics, self.run.run_id, "rollout", started.message, started.refusal)
         await self._send([dead])
 
-    def _release_slot(self, started: StartedTask, ended: Episode | Failure | None, tokens: int) -> None:
+    def _note_episode_end(self, started: StartedTask, ended: Episode | Failure | None, tokens: int) -> None:
         """Count an episode that has ended, and free its slot."""
         self.tally.count_episode(ended, tokens)
         if started.reservation is not None:

@@ -29,7 +29,7 @@ class FailureBrake:
         self._pauses = Backoff(FIRST_S, LONGEST_S)
         self._until = 0.0
 
-    def note(self, *, failed: bool) -> None:
+    def note_group(self, *, failed: bool) -> None:
         """Take in whether a training group failed."""
         if not failed:
             self._in_a_row, self._until = 0, 0.0

@@ -33,7 +33,7 @@ class RunEnd:
         self._busy_at_s = now_s
         self._over_after_s = max(OVER_AFTER_S, session_s + AFTER_SESSION_S)
 
-    def look(self, now_s: float, *, has_ended: bool) -> None:
+    def update_ending(self, now_s: float, *, has_ended: bool) -> None:
         """Start the wait when the run has ended, and set `ending` after the time for running episodes."""
         if not has_ended:
             if self.ending.is_set():

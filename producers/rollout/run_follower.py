@@ -81,7 +81,7 @@ class RunFollower(threading.Thread):
             named = next((record for record in records if record is not None and record.files), None)
         return named
 
-    def load_with(self, loader: WeightLoader) -> None:
+    def use_loader(self, loader: WeightLoader) -> None:
         """Let this thread load newly published weights from now on."""
         self._loader = loader
 

@@ -110,7 +110,7 @@ class WorkerRuntime:
         self.producer.close()
         log.info("worker.stopped", groups=self.tally.groups_done, episodes=self.tally.episodes_done)
         errors = [end for end in ends if isinstance(end, Exception)]
-        await self._end_what_is_left(errors)
+        await self._exit_if_stuck(errors)
         for error in errors:
             raise error
 
@@ -130,7 +130,7 @@ class WorkerRuntime:
         """Make a call in a thread that no episode can block."""
         await asyncio.get_running_loop().run_in_executor(self.threads.leaving, call)
 
-    async def _end_what_is_left(self, errors: list[Exception]) -> None:
+    async def _exit_if_stuck(self, errors: list[Exception]) -> None:
         """End the process here if the interpreter would wait for ever for an episode that cannot be cancelled."""
         if self.intake is None:  # no episode ever began
             return
@@ -162,21 +162,21 @@ class WorkerRuntime:
             for error in (topics.error, self.follower.error, intake_error, self.tasks.failure):
                 if error is not None:
                     raise error
-            self.run_end.look(loop.time(), has_ended=bool(self.follower.ended))
-            self._watch_plug_ins()
+            self.run_end.update_ending(loop.time(), has_ended=bool(self.follower.ended))
+            self._check_plug_ins()
             if self._status.is_due(loop.time()):
-                self._watch_stall(loop.time())
+                self._check_stall(loop.time())
                 if self._status.settle_last_post():
                     self._post_status()
             await asyncio.sleep(RUNTIME_TURN_S)
 
-    def _watch_plug_ins(self) -> None:
+    def _check_plug_ins(self) -> None:
         """Raise OtherSource or SourceChanged if a revision needs other plug-ins than the loaded ones."""
         if (sources := self.follower.plug_ins) is not self._plug_ins:
             self._plug_ins = sources
             check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
 
-    def _watch_stall(self, now_s: float) -> None:
+    def _check_stall(self, now_s: float) -> None:
         """Raise Stalled if tasks are open, wait for no server, and no token was generated for too long.
 
         New weights that cannot be fetched do not count as a wait, because they block no task.

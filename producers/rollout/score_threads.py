@@ -78,7 +78,7 @@ class ScoreThreads:
             )
         loop = asyncio.get_running_loop()
         call = _Call(function, loop.create_future(), self._idle.pop() if self._idle else _ScoreThread())
-        call.limit = loop.call_later(self._limit_s, self._give_up, call)
+        call.limit = loop.call_later(self._limit_s, self._fail_and_interrupt, call)
         self._running += 1
         if self._watching is None or self._watching.done():
             self._put_off_end()  # before the call begins: then the event loop may never get a turn
@@ -114,7 +114,7 @@ class ScoreThreads:
         else:
             call.answer.set_exception(convert_to_exception(f"{self._scorer}.score", error))
 
-    def _give_up(self, call: _Call) -> None:
+    def _fail_and_interrupt(self, call: _Call) -> None:
         """Fail a call, interrupt its Python code, and replace its thread."""
         call.given_up = True
         self.stuck += 1

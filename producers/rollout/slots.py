@@ -44,7 +44,7 @@ class Slots:
             self.taken += size
             return size
 
-    def _give(self, n: int) -> None:
+    def _give_back(self, n: int) -> None:
         with self._lock:
             self.taken -= n
 
@@ -65,7 +65,7 @@ class Reservation:
     def lend(self) -> None:
         """Let other tasks have the slots until `take_back`."""
         given, self._held = self._held, 0
-        self._slots._give(given)  # noqa: SLF001 - the two are one thing
+        self._slots._give_back(given)  # noqa: SLF001 - the two are one thing
 
     async def take_back(self) -> None:
         """Take slots again, before any task that has not started."""
@@ -83,4 +83,4 @@ class Reservation:
         self._left = max(0, left)
         given = max(0, self._held - self._left)
         self._held -= given
-        self._slots._give(given)  # noqa: SLF001 - the two are one thing
+        self._slots._give_back(given)  # noqa: SLF001 - the two are one thing

@@ -63,7 +63,7 @@ class WorkerStartup:
         loader = WeightLoader(engine, self.follower.published, self.run.weights_cache, self.pauses)
         self.on_loader(loader)
         self._report_step(self._find_awaited(engine))
-        self.follower.load_with(loader)
+        self.follower.use_loader(loader)
         while awaited := self._find_awaited(engine):
             if stop.is_set():
                 return None

@@ -35,7 +35,7 @@ STUCK_REMEDY = (
 )
 
 
-def _end() -> None:
+def _kill_process() -> None:
     faulthandler.dump_traceback()
     os._exit(EXIT_CODE)
 
@@ -94,10 +94,10 @@ class Watchdog(threading.Thread):
     """Ends the process when beats stop. It counts seconds itself, so that a suspended process is not ended."""
 
     def __init__(
-        self, limit_s: float = BLOCKED_LIMIT_S, turn_s: float = WATCHDOG_TURN_S, end: Callable[[], None] = _end
+        self, limit_s: float = BLOCKED_LIMIT_S, turn_s: float = WATCHDOG_TURN_S, end: Callable[[], None] = _kill_process
     ) -> None:
         super().__init__(name="watchdog", daemon=True)
-        self._limit_s, self._turn_s, self._end = limit_s, turn_s, end
+        self._limit_s, self._turn_s, self._kill_process = limit_s, turn_s, end
         self._beaten, self._over = threading.Event(), threading.Event()
 
     def __enter__(self) -> Self:
@@ -123,5 +123,5 @@ class Watchdog(threading.Thread):
             self._beaten.clear()
             if silent_s >= self._limit_s:
                 log.error("worker.stuck", silent_s=silent_s, remedy=STUCK_REMEDY)
-                self._end()
+                self._kill_process()
                 return

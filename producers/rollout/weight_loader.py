@@ -74,7 +74,7 @@ class WeightLoader:
         refused: set[ClaimCheck] = set()
         for record in records:
             try:
-                weights = self._weights[policy].bring(self._published[policy].list_ways(), record, refused)
+                weights = self._weights[policy].load_version(self._published[policy].list_ways(), record, refused)
                 reach("rollout.before_swap")
                 paused_s = self.engine.stats().swap_s
                 self.engine.load(policy, record.version, weights)
@@ -96,7 +96,7 @@ class WeightLoader:
 
     def _log_taken(self, policy: str, version: int, pause_s: float) -> None:
         held = self._weights[policy]
-        seconds = {f"{activity}_s": spent for activity, spent in {**held.last_bring_seconds, "pause": pause_s}.items()}
+        seconds = {f"{activity}_s": spent for activity, spent in {**held.last_load_seconds, "pause": pause_s}.items()}
         self.taken[policy] = TakenWeights(policy, version, held.fetched_bytes, **seconds)
         rounded = {name: round(spent, 4) for name, spent in seconds.items()}
         log.info("weights.loaded", policy=policy, version=version, head=self._published[policy].head, **rounded)
@@ -167,7 +167,7 @@ class WeightLoader:
         while True:
             try:
                 apart = PolicyWeights(self._objects)
-                self.engine.hold(policy, version, apart.bring(self._published[policy].list_ways(), record))
+                self.engine.hold(policy, version, apart.load_version(self._published[policy].list_ways(), record))
             except EngineError:  # the store has answered
                 self._pauses.end(STORE)
                 raise

@@ -24,7 +24,7 @@ import structlog
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.run_address import parse_run
-from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partitions
+from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partition_count
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
@@ -163,7 +163,7 @@ def fetch_group_partitions(run: Run, policies: tuple[str, ...]) -> dict[str, int
     """Return the number of partitions of each topic for groups. Raises TopicDiffers if the run has another number."""
     topics = [choose_topic(run.topics, policy, purpose) for policy in policies for purpose in ("train", "eval")]
     for topic in topics:
-        require_partitions(run.connection, topic, run.partitions)
+        require_partition_count(run.connection, topic, run.partitions)
     return dict.fromkeys(topics, run.partitions)
 
 

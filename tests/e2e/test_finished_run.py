@@ -148,7 +148,7 @@ def versions(run: Run, folder: Path) -> Iterator[tuple[int, transformers.PreTrai
     for event in events:
         here = folder / f"v{event.version}"
         here.mkdir()
-        write_weights(weights.bring(events, event), here, event.weights_hash)
+        write_weights(weights.load_version(events, event), here, event.weights_hash)
         for file in files:
             assert file.claim is not None
             (here / file.name).write_bytes(run.get(file.claim))

@@ -72,7 +72,7 @@ def test_plug_ins_beside_the_recipe_are_found_by_all_and_a_worker_with_another_s
         env=environment(),
     ) as launcher:
         wait_for_version(data, launcher, 1)
-        address = DataFolder(data).require().address
+        address = DataFolder(data).require_notes().address
         refused = run(other, "rollout", "--run", address, "--name", "refused")
         lost = run(elsewhere, "rollout", "--run", address, "--name", "lost")
         at = newest_version(data)

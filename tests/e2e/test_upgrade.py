@@ -97,7 +97,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, newer: Path) -> Path:
             launcher.send_signal(signal.SIGINT)
             launcher.communicate(timeout=300)
     assert launcher.returncode == 130
-    notes = DataFolder(data).require()
+    notes = DataFolder(data).require_notes()
     with (
         older("rollout", "--run", notes.address, "--name", "older", log=folder / "older-rollout.log"),
         older("curate", "--run", notes.address, log=folder / "older-curate.log"),

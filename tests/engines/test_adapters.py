@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from headrace.envs.contract import Generation
 from headrace.infra.recipe.settings import Rollout
-from headrace.infra.weights.lora import add_adapter, build_adapter_config, list_published_names
+from headrace.infra.weights.lora import add_adapter, build_adapter_config, map_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.registry import open_engine
@@ -69,7 +69,7 @@ def load(engine: ServedEngine, version: int) -> None:
     state = MODELS[version].state_dict()
     weights = {
         name: Tensor("F32", tuple(state[own].shape), memoryview(state[own].contiguous().numpy().tobytes()))
-        for name, own in list_published_names(state).items()
+        for name, own in map_published_names(state).items()
     }
     engine.load("solver", version, weights)
 

@@ -26,7 +26,7 @@ from progress import POLICY, Progress
 from rich.console import Console
 from rich.table import Table
 
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_whole_topics
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.run.run import Run
 from headrace.ops.figures.figures import measure_lags
 from headrace.schemas import codec
@@ -122,7 +122,7 @@ class Lags:
         self._run = run
         self._read: dict[PartitionId, int] = {}
         self._reader = TopicReader(
-            run.connection, find_whole_topics(run.connection, [run.topics.batches(POLICY)]), "lags"
+            run.connection, find_start_positions(run.connection, [run.topics.batches(POLICY)]), "lags"
         )
 
     def __enter__(self) -> Self:

@@ -95,7 +95,7 @@ def audited(messages: Iterable[Message]) -> Audit:
     fold = AuditFold("run-1", RECIPE)
     for message in messages:
         fold.fold_message(message)
-    fold.close()
+    fold.fold_feeder_snapshot()
     return fold.account.audit(Scope(drained=True, still=True, whole=True))
 
 

@@ -509,7 +509,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
         follower.fold_message(message)
         for record in follower.published["solver"].list_ways():
             with suppress(StoreError, WeightsError, BadWeights):
-                tensors = PolicyWeights(RUN.weights_cache).bring([whole, record], record)
+                tensors = PolicyWeights(RUN.weights_cache).load_version([whole, record], record)
                 assert hash_weights(tensors) == record.weights_hash
         follower.published["solver"] = PublishedWeights()
 

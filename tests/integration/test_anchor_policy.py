@@ -82,9 +82,9 @@ def test_a_tensor_of_another_shape_takes_an_anchor_and_deltas_go_on_from_there(
     assert events[3].base_hash == events[2].weights_hash
 
 
-def bring(store: ObjectStore, ways: list[WeightsPublished]) -> str:
+def load_version(store: ObjectStore, ways: list[WeightsPublished]) -> str:
     """Be a new worker, and return the hash of what it gets."""
-    return hash_weights(PolicyWeights(Uncached(store)).bring(ways, ways[-1]))
+    return hash_weights(PolicyWeights(Uncached(store)).load_version(ways, ways[-1]))
 
 
 @pytest.mark.weights
@@ -113,7 +113,7 @@ def test_a_version_to_which_an_object_is_lost_is_published_whole_and_the_next_de
     assert published.uploader.reupload_lost_version(read=True) is None, "once is enough"
     after = published.next()
     assert after.kind == DELTA
-    assert bring(store, [*events, whole, after]) == after.weights_hash
+    assert load_version(store, [*events, whole, after]) == after.weights_hash
 
 
 @pytest.mark.weights
@@ -130,7 +130,7 @@ def test_an_object_that_was_altered_shows_when_it_is_read_and_the_same_one_is_st
     assert published.uploader.reupload_lost_version(read=False) is None
     whole = published.uploader.reupload_lost_version(read=True)
     assert whole is not None
-    assert bring(store, [*events, whole, published.next()])
+    assert load_version(store, [*events, whole, published.next()])
 
 
 @pytest.mark.weights

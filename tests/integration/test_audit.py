@@ -16,7 +16,7 @@ from made_run import make_run, tiny_recipe
 from said import say
 
 from headrace.infra.kafka.clients import Outgoing, fetch_end_offsets, open_consumer
-from headrace.infra.kafka.topic_reader import find_whole_topics
+from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.delta import encode_delta
@@ -77,7 +77,7 @@ class Made:
         groups = {topics.rollout_group("sums"): topics.tasks("sums")}
         groups[topics.curate_group("solver")] = topics.trajectories("solver")
         for group, topic in groups.items():
-            ends = fetch_end_offsets(self.run.connection, find_whole_topics(self.run.connection, [topic]))
+            ends = fetch_end_offsets(self.run.connection, find_start_positions(self.run.connection, [topic]))
             consumer = open_consumer(self.run.connection, "made", group)
             behind = lag.get("of_curator", 0) if "trajectories" in topic else 0
             offsets = [TopicPartition(t, p, end - behind) for (t, p), end in ends.items()]

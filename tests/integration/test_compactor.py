@@ -147,7 +147,7 @@ def joined(published: Published) -> list[ClaimCheck]:
     follower.start()
     try:
         assert follower.caught_up.wait(LIMIT_S)
-        follower.load_with(WeightLoader(cast("Engine", engine), follower.published, objects, Pauses()))
+        follower.use_loader(WeightLoader(cast("Engine", engine), follower.published, objects, Pauses()))
         newest, end = published.events[-1], time.monotonic() + LIMIT_S
         while engine.served != {"solver": newest.version} and time.monotonic() < end:
             assert follower.error is None

@@ -201,7 +201,7 @@ def joined(run: Run) -> Serving:
     """What a worker serves that joins now."""
     engine = Serving()
     follower = RunFollower(run, ("solver",), "joiner")
-    follower.load_with(WeightLoader(cast("Engine", engine), follower.published, run.weights_cache, Pauses()))
+    follower.use_loader(WeightLoader(cast("Engine", engine), follower.published, run.weights_cache, Pauses()))
     follower.start()
     end = time.monotonic() + 60
     while engine.loaded.get("solver") != VERSIONS - 1 and follower.is_alive() and time.monotonic() < end:

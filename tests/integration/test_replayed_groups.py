@@ -167,7 +167,7 @@ def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replay
         while not (found := trainer.poll(Stopwatch())):
             pass
         assert not [one for message in found for one in trainer.handle(message)]
-        finished = trainer.finish()
+        finished = trainer.stop_new_steps()
         told = turn(trainer)
         assert not finished.is_set(), "what is told is not committed yet"
         [outcome] = [codec.decode(one.value, Outcome) for one in told if one.topic == run.topics.outcomes("solver")]

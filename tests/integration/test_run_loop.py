@@ -30,7 +30,7 @@ from headrace.infra.kafka.clients import (
 from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_admin import TopicDiffers, ensure_topics
-from headrace.infra.kafka.topic_reader import TopicReader, find_whole_topics, read_all, read_one
+from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions, read_all, read_one
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.stopwatch import Stopwatch
@@ -345,7 +345,7 @@ def test_a_reader_waits_for_a_transaction_that_is_still_open(connection: Connect
     writer.begin()
     ticket = writer.produce([Outgoing(topic, b"late", partition=0)])[0]
     writer.flush()
-    with TopicReader(connection, find_whole_topics(connection, [topic])) as reader:
+    with TopicReader(connection, find_start_positions(connection, [topic])) as reader:
         ends = reader.ends()
         assert ends[topic, 0] == ticket.offset + 1, "the high watermark counts what is not committed yet"
         assert reader.poll(timeout_s=0.5) == []

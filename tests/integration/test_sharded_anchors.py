@@ -80,7 +80,7 @@ def test_a_worker_joins_by_the_files_of_an_anchor_and_a_folder_of_them_is_a_mode
     assert names[0] == f"model-00001-of-{len(anchor.shards):05}.safetensors"
     assert (len(names) > 3, names[-1]) == (True, "model.safetensors.index.json")
     held = PolicyWeights(run.weights_cache)
-    assert same(held.bring(events, events[1]), 1)
+    assert same(held.load_version(events, events[1]), 1)
     assert held.fetched_bytes == size_of(anchor) + size_of(events[1])
 
     from transformers import AutoModelForCausalLM

@@ -109,7 +109,7 @@ def test_what_is_published_loads_with_plain_transformers_and_has_the_hash_it_nam
     until(lambda: len(published(run)) == 2, train(run))
     anchor, event = published(run)
     assert (anchor.kind, event.kind, event.base_hash) == ("anchor", "delta", anchor.weights_hash)
-    tensors = PolicyWeights(run.weights_cache).bring([anchor, event], event)
+    tensors = PolicyWeights(run.weights_cache).load_version([anchor, event], event)
     assert hash_weights(tensors) == event.weights_hash
     write_weights(tensors, tmp_path, event.weights_hash)
     for file in anchor.files:
@@ -146,7 +146,7 @@ def test_a_trainer_that_gets_no_groups_publishes_whole_what_the_store_has_lost_a
     assert [event.kind for event in found] == [ANCHOR, DELTA, DELTA, WHOLE, DELTA, DELTA]
     offsets = [m.offset for m in read_all(run.connection, [run.topics.weights("solver")])]
     assert {event.anchor_offset for event in found[4:]} == {offsets[3]}, "who joins later reads back to there"
-    tensors = PolicyWeights(Uncached(store)).bring(found[3:], found[-1])
+    tensors = PolicyWeights(Uncached(store)).load_version(found[3:], found[-1])
     assert hash_weights(tensors) == found[-1].weights_hash
 
 

@@ -86,7 +86,7 @@ class Life:
             with closing(Trainer(self.run, POLICY, self.resumed, Stopwatch())) as trainer:
                 self._ready.set()
                 if run_loop(trainer, writer, self.stop, Stopwatch()):
-                    run_loop(trainer, writer, trainer.finish(), Stopwatch())
+                    run_loop(trainer, writer, trainer.stop_new_steps(), Stopwatch())
 
     def _wait_at_the_gate(self, publish: Publish) -> None:
         def gated(*args: object, **more: object) -> WeightsPublished:
@@ -157,7 +157,7 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
     """The transaction of the version that was to stand for it never came."""
     with Life(run) as life:
         life.steps_all()
-        version = Trainer._commit_version
+        version = Trainer._build_version_records
 
         def dies_at_the_third(
             trainer: Trainer, made: MadeVersion, evictions: list[WindowEviction[PreparedGroup]]
@@ -166,7 +166,7 @@ def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_le
                 raise InterruptedError
             return version(trainer, made, evictions)
 
-        monkeypatch.setattr(Trainer, "_commit_version", dies_at_the_third)
+        monkeypatch.setattr(Trainer, "_build_version_records", dies_at_the_third)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         life.gate.set()
         life._thread.join(120)

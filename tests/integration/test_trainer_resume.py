@@ -148,5 +148,5 @@ def test_a_trainer_that_begins_an_epoch_without_groups_publishes_its_weights_whe
     begun, last = published(run)[2:]
     assert (begun.kind, begun.version, begun.epoch) == ("anchor", 1, 1)
     assert (last.kind, last.version, last.epoch, last.base_hash) == ("delta", 2, 1, begun.weights_hash)
-    tensors = PolicyWeights(Uncached(store)).bring([first, begun, last], last)
+    tensors = PolicyWeights(Uncached(store)).load_version([first, begun, last], last)
     assert hash_weights(tensors) == last.weights_hash == batches(run)[-1].weights_hash

@@ -144,7 +144,7 @@ def folded(messages: list[Message], **known: Any) -> AuditFold:
         setattr(fold.account.known, name, value)
     for message in messages:
         fold.fold_message(message)
-    fold.close()
+    fold.fold_feeder_snapshot()
     return fold
 
 
@@ -488,7 +488,7 @@ def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_s
             log.letter(0, topic=TOPICS.tasks("sums"), **more)
         for message in log.messages:
             fold.fold_message(message)
-        fold.close()
+        fold.fold_feeder_snapshot()
         return fold.account.audit(WHOLE)
 
     assert found(most).ok
@@ -889,7 +889,7 @@ def test_a_version_that_became_the_last_one_by_a_later_recipe_needs_no_mark_and_
         fold = AuditFold("r", lowered, [RECIPE, lowered])
         for message in log.messages:
             fold.fold_message(message)
-        fold.close()
+        fold.fold_feeder_snapshot()
         assert [what.partition(":")[0] for what in says(fold.account.audit(STILL))] == unmarked
 
 
@@ -925,7 +925,7 @@ def given_up(log: Log, begins: dict[str, list[list[int]]], *before: Workflows, *
     log.say(TOPICS.state, codec.encode(Snapshot("r", "feed", body=state)), b"feed")
     for message in log.messages:
         fold.fold_message(message)
-    fold.close()
+    fold.fold_feeder_snapshot()
     return fold.account
 
 
@@ -1164,7 +1164,7 @@ def shadowed(log: Log, scope: Scope = STILL, answered: int = 0) -> Audit:
     fold.account.known.answered = {FREE: {(TOPICS.trajectories("solver"), 0): answered}}
     for message in log.messages:
         fold.fold_message(message)
-    fold.close()
+    fold.fold_feeder_snapshot()
     return fold.account.audit(scope)
 
 

@@ -133,7 +133,7 @@ class Scene:
                 deep.check_group(message, is_new=is_new)
             else:
                 deep.check_record(message)
-        fold.close()
+        fold.fold_feeder_snapshot()
         found = fold.account.audit(Scope(still=True, whole=True)).problems.listed
         return [*map(str, found), *deep.problems()]
 

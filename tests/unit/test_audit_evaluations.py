@@ -49,7 +49,7 @@ class Scene:
     def taken(self) -> Evaluations:
         found = Evaluations(self.revisions)
         for letter in self.letters:
-            found.mark_dead(letter)
+            found.fold_dead_letter(letter)
         for offset, (number, one) in enumerate(self.answers.items()):
             of_version = {"min_version": one.asked_version, "max_version": one.asked_version}
             headers = Stamp("r", STREAM, number, policy="solver", **of_version).to_headers()

@@ -575,7 +575,7 @@ def test_clean_leaves_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], tmp
 
     assert code == 1
     assert "--data" in said
-    assert folder.require().run == "demo"
+    assert folder.require_notes().run == "demo"
 
 
 def test_clean_all_takes_every_run_below_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,7 +611,7 @@ def test_notes_survive_the_file_and_add_up(tmp_path: Path) -> None:
     effort = effort.add(3.0, {"feed": {"process": 1.0, "librdkafka": 0.0}, "broker": {"process": 4.0}})
     folder.write(RunNotes("demo", "127.0.0.1:1", embedded_kafka=True, run_id="demo-1", effort=effort))
 
-    found = folder.require()
+    found = folder.require_notes()
 
     assert found.address == "kafka://127.0.0.1:1/demo"
     assert found.effort.wall_s == 5.0

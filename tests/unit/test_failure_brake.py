@@ -16,7 +16,7 @@ def test_after_some_dozens_of_failures_in_a_row_tasks_are_started_one_by_one_and
             if brake.is_released():
                 brake.note_started()
                 started.append(now_s)
-                brake.note(failed=True)
+                brake.note_group(failed=True)
     first_s = started[: LENIENT + 1]
     assert first_s == [0.0] * (LENIENT + 1), "a few failures slow nothing"
     later_s = started[LENIENT + 1 :]
@@ -25,10 +25,10 @@ def test_after_some_dozens_of_failures_in_a_row_tasks_are_started_one_by_one_and
     assert pauses_s[:4] == [0.2, 0.4, 0.8, 1.6]
     assert set(pauses_s[5:]) == {LONGEST_S}
 
-    brake.note(failed=False)
+    brake.note_group(failed=False)
     assert brake.is_released()
     brake.note_started()
-    brake.note(failed=True)
+    brake.note_group(failed=True)
     assert brake.is_released()
 
 
@@ -36,7 +36,7 @@ def test_groups_that_were_under_way_lengthen_no_pause() -> None:
     now_s = 0.0
     brake = FailureBrake(lambda: now_s)
     for _ in range(10 * LENIENT):
-        brake.note(failed=True)
+        brake.note_group(failed=True)
     assert not brake.is_released()
     now_s = 0.2
     assert brake.is_released()

@@ -277,8 +277,8 @@ def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorit
     detail = "algorithm rules:Own failed: KeyError: 'x' (/home/me/rules.py:7 in process)"
     dead = DeadLetter(component="curate.solver", reason="algorithm_failed", detail=detail, policy="solver", number=4)
     for number in (4, 5):
-        fold.fold_dead(replace(dead, stream="sums", number=number))
-    fold.fold_dead(replace(dead, reason="redriven"))
+        fold.fold_dead_letter(replace(dead, stream="sums", number=number))
+    fold.fold_dead_letter(replace(dead, reason="redriven"))
     [seen] = fold.errors()
     assert seen.sentence == (
         f"2 records are dead letters of curate.solver (algorithm_failed): {detail}; one of task sums:4"

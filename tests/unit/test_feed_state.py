@@ -291,10 +291,10 @@ def test_an_evaluation_is_closed_by_its_result_by_the_evaluators_answers_or_in_t
     assert len(feed.evaluating.tasks) == 2, "that is another one's"
     group = GroupId("eval.sums", 2)
     for _ in range(MOST_ATTEMPTS - 1):
-        assert feed.give_up([group]) == []
+        assert feed.conclude_unanswered([group]) == []
         feed.reissue_lost([group])
     with capture_logs() as logs:
-        assert names(feed.give_up([group])) == [group]
+        assert names(feed.conclude_unanswered([group])) == [group]
     assert feed.reissue_lost([group]) == []
     assert [(line["event"], line["number"]) for line in logs] == [("evaluation.unanswered", 2)]
     feed.fold_result(EvalResult(policy="solver", workflow="sums", version=0))

@@ -26,7 +26,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> OwnPositions:
     """The feeder's positions; here all sizes are a thousandth of what they are."""
     monkeypatch.setattr(own_positions, "LARGEST_BODY", LARGEST_BODY >> 10)
     monkeypatch.setattr(own_positions, "read_partition", lambda *_: iter(()))
-    monkeypatch.setattr(own_positions, "find_whole_topics", lambda *_: {})
+    monkeypatch.setattr(own_positions, "find_start_positions", lambda *_: {})
     monkeypatch.setattr(own_positions, "TopicReader", lambda *_: SimpleNamespace(positions={}))
     return OwnPositions(Role(Connection("k:1"), "feed", "r", STATE, ()))
 
@@ -48,7 +48,7 @@ def read_issued(messages: list[Message]) -> tuple[int, int, int]:
         audit.fold_message(message)
         figures.fold_message(message)
         newest.fold_message(message)
-    audit.close()
+    audit.fold_feeder_snapshot()
     live.begin(newest)
     assert not audit.account.found
     shown = figures.compute_figures({}, 0).groups.issued
@@ -76,5 +76,5 @@ def test_a_piece_that_is_missing_or_damaged_is_a_problem_of_the_audit(own: OwnPo
         audit = AuditFold("r", RECIPE)
         for message in messages:
             audit.fold_message(message)
-        audit.close()
+        audit.fold_feeder_snapshot()
         assert why in " ".join(map(str, audit.account.found.listed))

@@ -53,7 +53,7 @@ class Log:
             if version % 7 == 0:
                 needed = {p: min([end, *(o for at, o in window if at == p)]) for p, end in ends.items()}
                 self._checkpoint(version, needed, offsets.find_first_needed(needed))
-            offsets.note_written(self.batches[-1].offset)
+            offsets.note_version_offset(self.batches[-1].offset)
 
     def _write(
         self, version: int, ends: dict[int, int], batch: tuple[tuple[int, int], ...], gone: tuple[tuple[int, int], ...]

@@ -18,7 +18,7 @@ from headrace.infra.kafka.clients import (
     KafkaRefused,
     RunAddress,
     fetch_end_offsets,
-    fetch_partitions,
+    fetch_partition_count,
     open_producer,
     translate_error,
 )
@@ -40,7 +40,7 @@ def test_a_topic_without_partitions_is_a_broker_that_is_not_ready(monkeypatch: p
     answering(monkeypatch, list_topics=lambda *_, **__: SimpleNamespace(topics={"weights": topic}))
 
     with pytest.raises(KafkaAway, match="no partitions"):
-        fetch_partitions(CONNECTION, "weights")
+        fetch_partition_count(CONNECTION, "weights")
 
 
 def test_an_end_that_is_not_known_is_a_broker_that_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_up_holds_a_run_on_a_shared_cluster_until_it_ends_and_starts_nothing_bef
         raise RunOfAnother("somebody runs it")
 
     servers = SimpleNamespace(has_embedded_kafka=False, has_embedded_store=False, connection=Connection("k:1"))
-    for name in ("claim", "fetch", "start", "stop"):
+    for name in ("claim", "fetch_jars", "start", "stop"):
         setattr(servers, name, lambda *_: None)
     monkeypatch.setattr(launcher, "Servers", lambda *_: servers)
     monkeypatch.setattr(launcher, "UpLease", Lease)
@@ -349,7 +349,7 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     request = UpRequest(load_recipe("arithmetic", ["kafka.bootstrap=127.0.0.1:1"]), tmp_path, plain=True)
     said, noted, summarized = io.StringIO(), list[object](), list[str]()
     launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=said))
-    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch", "start", "stop")}
+    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch_jars", "start", "stop")}
     launch._servers = cast(
         "Any", SimpleNamespace(has_embedded_kafka=False, has_embedded_store=False, connection=None, **servers)
     )
@@ -378,7 +378,7 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     notes = RunNotes(run="arithmetic", bootstrap="127.0.0.1:1", embedded_kafka=False, finished=True)
     said = io.StringIO()
     launch = launcher.Launcher(request, DataFolder(tmp_path), notes, Console(file=said))
-    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch", "start", "stop")}
+    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch_jars", "start", "stop")}
     launch._servers = SimpleNamespace(
         has_embedded_kafka=False, has_embedded_store=False, connection=Connection("k:1"), **servers
     )

@@ -80,7 +80,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "TopicReader", MadeUpTopics)
     monkeypatch.setattr(live, "LagMeter", NoLag)
     monkeypatch.setattr(
-        live, "find_whole_topics", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
+        live, "find_start_positions", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
     )
 
 

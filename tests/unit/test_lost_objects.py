@@ -126,7 +126,7 @@ def test_a_delta_that_was_wrong_from_the_beginning_is_found_when_it_is_applied()
     found = uploader.reupload_lost_version(read=True, apply=True)
     assert found is not None
     assert (found.kind, found.version, found.weights_hash) == (WHOLE, 1, newest.weights_hash)
-    assert PolicyWeights(Uncached(store.store)).bring([first, newest, found], newest) == weights(1)
+    assert PolicyWeights(Uncached(store.store)).load_version([first, newest, found], newest) == weights(1)
     assert uploader.reupload_lost_version(read=True, apply=True) is None, "once"
 
 
@@ -154,7 +154,7 @@ def test_where_an_epoch_begins_what_is_lost_of_the_last_one_is_replaced_by_an_an
     for event in (first, second, begun, third):
         told.add_event(event)
     newest = told.find_newer(0, 0)[0]
-    assert PolicyWeights(Uncached(store.store)).bring(told.list_ways(), newest) == weights(3)
+    assert PolicyWeights(Uncached(store.store)).load_version(told.list_ways(), newest) == weights(3)
 
 
 def test_a_worker_that_joins_where_weights_were_published_whole_once_more_gets_every_later_version() -> None:
@@ -170,7 +170,7 @@ def test_a_worker_that_joins_where_weights_were_published_whole_once_more_gets_e
     for event in (again, uploader.upload_version(weights(1), 1), uploader.upload_version(weights(2), 2)):
         seen.add_event(event)
     newest = seen.find_newer(-1, 0)[0]
-    assert PolicyWeights(Uncached(store.store)).bring(seen.list_ways(), newest) == weights(2)
+    assert PolicyWeights(Uncached(store.store)).load_version(seen.list_ways(), newest) == weights(2)
 
 
 def test_a_version_that_is_published_first_ends_the_chance_to_begin_an_epoch_by_an_anchor() -> None:

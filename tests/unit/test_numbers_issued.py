@@ -93,7 +93,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(
         issued_numbers, "fetch_stable_ends", lambda _, ids: {one: len(found.tasks.get(one[0], ())) for one in ids}
     )
-    monkeypatch.setattr(issued_numbers, "find_whole_topics", find)
+    monkeypatch.setattr(issued_numbers, "find_start_positions", find)
     monkeypatch.setattr(issued_numbers, "read_newest_snapshot", found.read_newest_snapshot)
     monkeypatch.setattr(issued_numbers, "RecipeNews", lambda *_: found)
     return found

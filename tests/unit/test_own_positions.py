@@ -29,7 +29,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> None:
     LOG.clear()
     monkeypatch.setattr(own_positions, "LARGEST_BODY", LARGEST_BODY >> 10)
     monkeypatch.setattr(own_positions, "read_partition", lambda *_: iter(LOG))
-    monkeypatch.setattr(own_positions, "find_whole_topics", lambda *_: {})
+    monkeypatch.setattr(own_positions, "find_start_positions", lambda *_: {})
     monkeypatch.setattr(own_positions, "TopicReader", lambda *_: SimpleNamespace(positions={("r.in", 0): 7}))
 
 

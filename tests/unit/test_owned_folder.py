@@ -19,8 +19,8 @@ PREFIX = "servers-"
 def test_the_folder_of_a_process_that_is_gone_is_removed_when_it_is_old_enough(tmp_path: Path) -> None:
     living, left, told = (OwnedFolder(tmp_path, PREFIX) for _ in range(3))
     (tmp_path / "somebody-else").mkdir()
-    left.close(leaves=True)
-    told.close(leaves=True)
+    left.close(keeps_folder=True)
+    told.close(keeps_folder=True)
     os.utime(left.path, (1, 1))
     new = OwnedFolder(tmp_path, PREFIX, keep_s=3600)
     assert {one.name for one in tmp_path.iterdir()} == {

@@ -196,11 +196,11 @@ def test_a_worker_looks_again_whenever_a_revision_tells_of_sources(here: Path) -
     follower = SimpleNamespace(plug_ins=same, recipe=recipe(workflows=world))
     worker = SimpleNamespace(follower=follower, options=SimpleNamespace(workflow="sums"), _plug_ins={})
 
-    WorkerRuntime._watch_plug_ins(worker)  # type: ignore[arg-type]
+    WorkerRuntime._check_plug_ins(worker)  # type: ignore[arg-type]
     follower.plug_ins = {"its_world": "f" * 64}
 
     with pytest.raises(OtherSource, match="its_world:World"):
-        WorkerRuntime._watch_plug_ins(worker)  # type: ignore[arg-type]
+        WorkerRuntime._check_plug_ins(worker)  # type: ignore[arg-type]
 
 
 def test_where_nothing_is_written_to_the_run_another_source_is_a_warning(here: Path) -> None:

@@ -92,33 +92,33 @@ class Scene:
         made = encode_delta(weights(base), weights(version), label) if data is None else data
         self.put(f"delta-{base}-{version}", made, event)
 
-    def bring(self, version: int) -> Weights:
+    def load_version(self, version: int) -> Weights:
         target = next(event for event in self.events.values() if event.version == version)
-        return self.held.bring(self.events.values(), target)
+        return self.held.load_version(self.events.values(), target)
 
     def is_at(self, version: int) -> bool:
         self.store.asked.clear()
-        got = bytes(self.bring(version)["w"].data) == bytes(weights(version)["w"].data)
+        got = bytes(self.load_version(version)["w"].data) == bytes(weights(version)["w"].data)
         return got and not self.store.asked
 
 
 def test_a_joiner_takes_an_anchor_and_deltas_and_a_follower_only_what_it_lacks() -> None:
     scene = Scene()
-    scene.bring(3)
+    scene.load_version(3)
     assert scene.store.asked == ["anchor-0", "delta-0-1", "delta-1-2", "delta-2-3"]
     assert scene.is_at(3)
-    scene.bring(5)
+    scene.load_version(5)
     assert scene.store.asked == ["delta-3-4", "delta-4-5"]
     assert scene.is_at(5)
 
 
 def test_a_merged_delta_is_taken_where_it_is_less_than_all_that_it_stands_for() -> None:
     scene = Scene()
-    scene.bring(1)
+    scene.load_version(1)
     deltas = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(1, 7)]
     scene.delta(1, 7, merge_deltas(deltas), kind=MERGED)
     scene.store.asked.clear()
-    scene.bring(8)
+    scene.load_version(8)
     assert scene.store.asked == ["delta-1-7", "delta-7-8"]
     assert scene.is_at(8)
 
@@ -203,32 +203,32 @@ DAMAGE = (
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_a_damaged_delta_is_refused_and_the_next_anchor_heals(damage: Callable[[Scene], None]) -> None:
     scene = Scene()
-    scene.bring(3)
+    scene.load_version(3)
     damage(scene)
     with pytest.raises(BadWeights, match=r"delta of version 4: .*the next anchor"):
-        scene.bring(4)
+        scene.load_version(4)
     with pytest.raises(BadWeights, match=r"no published deltas lead|the next anchor"):
-        scene.bring(5)
-    assert scene.held.bring(scene.events.values(), scene.events["delta-2-3"])["w"].data == weights(3)["w"].data
+        scene.load_version(5)
+    assert scene.held.load_version(scene.events.values(), scene.events["delta-2-3"])["w"].data == weights(3)["w"].data
     scene.anchor(6)
-    scene.bring(8)
+    scene.load_version(8)
     assert scene.is_at(8)
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_a_damaged_delta_is_gone_round_where_there_is_another_way(damage: Callable[[Scene], None]) -> None:
     scene = Scene()
-    scene.bring(3)
+    scene.load_version(3)
     singles = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(2, 5)]
     scene.delta(2, 5, merge_deltas(singles), kind=MERGED)
     damage(scene)
-    scene.bring(5)
+    scene.load_version(5)
     assert scene.is_at(5)
 
 
 def test_a_copy_that_this_machine_altered_is_fetched_once_more() -> None:
     scene = Scene()
-    scene.bring(3)
+    scene.load_version(3)
     whole = scene.store.get
     asked: list[str] = []
 
@@ -238,32 +238,32 @@ def test_a_copy_that_this_machine_altered_is_fetched_once_more() -> None:
         return data if asked.count(claim.key) > 1 else memoryview(b"x" + bytes(data[1:]))
 
     scene.store.get = altered_at_first  # type: ignore[method-assign]
-    scene.bring(4)
+    scene.load_version(4)
     assert asked == ["delta-3-4", "delta-3-4"]
     assert scene.store.dropped == ["delta-3-4"]
 
 
 def test_an_object_that_was_refused_is_not_asked_for_again_by_who_asks_for_several_versions() -> None:
     scene = Scene()
-    scene.bring(3)
+    scene.load_version(3)
     missing(scene)
     refused: set[ClaimCheck] = set()
     scene.store.asked.clear()
     for version in (8, 7, 6, 5, 4):
         with pytest.raises(BadWeights):
-            scene.held.bring(scene.events.values(), scene.events[f"delta-{version - 1}-{version}"], refused)
+            scene.held.load_version(scene.events.values(), scene.events[f"delta-{version - 1}-{version}"], refused)
     assert scene.store.asked == ["delta-3-4"]
 
 
 def test_a_store_that_is_away_changes_nothing_and_when_it_is_back_all_goes_on() -> None:
     scene = Scene()
-    scene.bring(3)
+    scene.load_version(3)
     scene.store.away = True
     with pytest.raises(StoreUnavailable):
-        scene.bring(5)
+        scene.load_version(5)
     scene.store.away = False
     assert scene.is_at(3)
-    scene.bring(5)
+    scene.load_version(5)
     assert scene.is_at(5)
 
 
@@ -271,11 +271,11 @@ def test_an_anchor_that_is_not_what_its_record_says_is_refused_though_a_delta_le
     scene = Scene()
     scene.store.objects["anchor-0"] = b"torn"
     with pytest.raises(BadWeights, match="anchor of version 0"):
-        scene.bring(2)
+        scene.load_version(2)
     event = scene.events["anchor-0"]
     scene.put("anchor-0", encode_safetensors(weights(5)), event)
     with pytest.raises(BadWeights, match=r"but .* was recorded"):
-        scene.bring(2)
+        scene.load_version(2)
 
 
 def cut_anchor(scene: Scene) -> WeightsPublished:
@@ -296,7 +296,7 @@ def cut_anchor(scene: Scene) -> WeightsPublished:
 def test_an_anchor_of_several_files_is_read_as_one() -> None:
     scene = Scene()
     event = cut_anchor(scene)
-    found = scene.held.bring([event], event)
+    found = scene.held.load_version([event], event)
     assert [bytes(found[name].data) for name in "ab"] == [
         bytes(weights(0)["w"].data)[at : at + 4000] for at in (0, 4000)
     ]
@@ -324,7 +324,7 @@ def test_files_of_an_anchor_that_its_index_does_not_name_are_refused(
     event = cut_anchor(scene)
     changed = replace(event, shards=change(event.shards))
     with pytest.raises(BadWeights, match=why):
-        scene.held.bring([changed], changed)
+        scene.held.load_version([changed], changed)
     assert set(scene.store.dropped) >= {"anchor-0", event.shards[0].name}, "the copies here may be what is wrong"
 
 
@@ -334,10 +334,10 @@ def test_an_object_that_is_whole_and_of_no_use_is_fetched_no_more() -> None:
     scene.delta(2, 3, wrong)
     for _ in range(3):
         with pytest.raises(BadWeights, match="delta of version 3: delta-2-3 is not the delta that its record"):
-            scene.bring(3)
+            scene.load_version(3)
     assert scene.store.asked.count("delta-2-3") == 1
     assert scene.store.dropped == [], "others on this machine keep their copy"
-    assert bytes(scene.bring(2)["w"].data) == bytes(weights(2)["w"].data)
+    assert bytes(scene.load_version(2)["w"].data) == bytes(weights(2)["w"].data)
 
 
 def test_an_event_whose_object_has_less_than_no_size_leads_nowhere() -> None:

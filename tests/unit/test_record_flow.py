@@ -60,11 +60,11 @@ def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(feeder, "OwnPositions", noted)
     monkeypatch.setattr(evaluator, "OwnPositions", noted)
     monkeypatch.setattr(curator, "GroupConsumer", noted)
-    monkeypatch.setattr(curator, "require_partitions", lambda *_: None)
+    monkeypatch.setattr(curator, "require_partition_count", lambda *_: None)
     monkeypatch.setattr(feeder, "send_examples", lambda *_: None)
     monkeypatch.setattr(feeder, "read_revisions", lambda _: [RecipeRevision()])
     monkeypatch.setattr(compactor, "open_producer", lambda *_: None)
-    monkeypatch.setattr(compactor, "find_whole_topics", lambda _, topics: dict.fromkeys(topics, 0))
+    monkeypatch.setattr(compactor, "find_start_positions", lambda _, topics: dict.fromkeys(topics, 0))
     monkeypatch.setattr(compactor, "TopicReader", lambda _, positions, *__: noted(SimpleNamespace(topics=positions)))
     return found
 
@@ -103,7 +103,7 @@ def asked_of_issued(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Topics that a curator reads to see whether a number was issued."""
     asked: set[str] = set()
     reader = SimpleNamespace(close=lambda: None, read_until=lambda _: (), catch_up=lambda: (), positions={})
-    monkeypatch.setattr(issued_numbers, "find_whole_topics", lambda _, topics: asked.update(topics))
+    monkeypatch.setattr(issued_numbers, "find_start_positions", lambda _, topics: asked.update(topics))
     monkeypatch.setattr(issued_numbers, "fetch_stable_ends", lambda *_: {})
     monkeypatch.setattr(issued_numbers, "TopicReader", lambda _, __, name="": reader if name else nullcontext(reader))
     monkeypatch.setattr(issued_numbers, "read_newest_snapshot", lambda *_: None)

@@ -390,12 +390,12 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
     pauses.begin("weights of solver", "version 3: its object is not there")
     pauses.begin("object store", "away")
     for now in range(200):
-        WorkerRuntime._watch_stall(worker, now)
+        WorkerRuntime._check_stall(worker, now)
     pauses.end("object store")
     for now in range(200, 259):
-        WorkerRuntime._watch_stall(worker, now)
+        WorkerRuntime._check_stall(worker, now)
     with pytest.raises(Stalled, match="no token for 60 s"):
-        WorkerRuntime._watch_stall(worker, 259)
+        WorkerRuntime._check_stall(worker, 259)
 
 
 def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:

@@ -170,7 +170,7 @@ def test_the_record_of_the_last_version_names_what_came_with_its_last_turn() -> 
 def test_a_trainer_that_is_to_stop_commits_what_it_has_begun_and_takes_no_batch() -> None:
     scene = Scene()
     scene.waits(0, 1)
-    scene.scheduler.finish()
+    scene.scheduler.stop_new_steps()
     assert scene.next(is_empty=False) == Rest()
     assert scene.next(has_version=True) == CommitVersion([])
     assert scene.next(has_version=False, is_empty=True) == Leave()

@@ -107,15 +107,20 @@ def test_who_revives_servers_learns_whether_one_was_away(tmp_path: Path, monkeyp
     clock_s = [100.0]
     monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     restarter, server = ServerRestarter(lambda _: None), cast("ServerProcess", Dead())
-    tried, paused = restarter.visit(server), restarter.visit(server)
+    tried, paused = restarter.revive_if_due(server), restarter.revive_if_due(server)
     clock_s[0] += LONGEST_PAUSE_S
-    assert (tried, paused, restarter.visit(server), restarter.visit(server)) == (True, True, True, False)
+    assert (tried, paused, restarter.revive_if_due(server), restarter.revive_if_due(server)) == (
+        True,
+        True,
+        True,
+        False,
+    )
 
     recipe = load_recipe("arithmetic")
     both = Servers(recipe.kafka, recipe.store, DataFolder(tmp_path), lambda _: None)
-    monkeypatch.setattr(ServerRestarter, "visit", lambda _, server: server.what == "broker")
+    monkeypatch.setattr(ServerRestarter, "revive_if_due", lambda _, server: server.what == "broker")
     assert both.revive()
-    monkeypatch.setattr(ServerRestarter, "visit", lambda *_: False)
+    monkeypatch.setattr(ServerRestarter, "revive_if_due", lambda *_: False)
     assert not both.revive()
 
 

@@ -60,7 +60,7 @@ def test_a_server_that_lacks_what_it_starts_with_is_tried_again_as_one_that_does
     broker: Any = SimpleNamespace(what="broker", folder=tmp_path, is_alive=lambda: False, start=start)
     restarter = servers.ServerRestarter(said.append)
     for _ in range(4):
-        restarter.visit(broker)
+        restarter.revive_if_due(broker)
     assert said[1:] == [
         "the broker does not start: no network\nThe run waits, and starts the server again until it runs",
         "the broker runs again: the run goes on",

@@ -124,7 +124,7 @@ def test_a_version_that_is_not_there_gives_nothing_and_the_newest_is_always_kept
     api = connect(server)
     api.add(FOLDER, 4)
     api.load(FOLDER, 5)
-    api.keep({4})
+    api.unload_others({4})
     assert [name.partition("-")[0] for name in server.adapters] == ["4", "5"]
     assert [api.has(version) for version in (3, 4, 5)] == [False, True, True]
     answer = asyncio.run(api.generate("a", [1], SAMPLING, 3))
@@ -144,7 +144,7 @@ def test_an_adapter_that_sglang_counts_requests_of_for_ever_is_not_removed_as_th
 
     assert asyncio.run(play()).ended == "aborted"
     api.load(FOLDER, 5)
-    api.keep(())
+    api.unload_others(())
     assert ([name.partition("-")[0] for name in server.adapters], api.left_over) == (["3", "5"], 1)
     assert not api.has(3)
 
@@ -223,7 +223,7 @@ def test_a_version_that_is_held_while_servers_unload_it_is_in_them_afterwards(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, servers, weights = scene
-    came, keep = threading.Event(), policy._unload_others
+    came, unload_others = threading.Event(), policy._unload_others
     monkeypatch.setattr(policy, "_turn", cast(threading.Lock, ToldLock(came)))
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
         policy.load(3, weights, pool)
@@ -234,7 +234,7 @@ def test_a_version_that_is_held_while_servers_unload_it_is_in_them_afterwards(
                 holdings.append(other.submit(policy.hold, 3, weights))
                 holdings[0].add_done_callback(lambda _: came.set())
                 assert came.wait(GUARD_S)
-            keep(server, versions)
+            unload_others(server, versions)
 
         monkeypatch.setattr(policy, "_unload_others", keep_slowly)
         policy.load(4, weights, pool)

@@ -153,13 +153,13 @@ def test_what_a_chain_flagged_counts_after_its_end() -> None:
 def test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_groups_for_it() -> None:
     ends = ChainEnds()
     for stream, number, revision in (("sums", 0, 0), ("sums", 4, 1), ("debate", 0, 0)):
-        ends.see(revision, stream, number)
+        ends.note_number(revision, stream, number)
     settled = {"sums": 8, "debate": 4}
     assert ends.pop_finished(("sums", "debate"), settled.__getitem__) == []
-    ends.see(1, "debate", 4)
+    ends.note_number(1, "debate", 4)
     assert ends.pop_finished(("sums", "debate"), settled.__getitem__) == [0]
     assert ends.snapshot() == {"1": {"debate": 4, "sums": 4}}
-    ends.see(0, "sums", 0)  # sent back by redrive, after its chain was over
+    ends.note_number(0, "sums", 0)  # sent back by redrive, after its chain was over
     assert ends.pop_finished(("sums", "debate"), settled.__getitem__) == [0]
 
 
@@ -169,12 +169,12 @@ def test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_
 def test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issued_under() -> None:
     spans = RevisionSpans()
     for number, revision in ((0, 0), (9, 0), (10, 1), (40, 1), (20, 1)):
-        spans.see("t.curated.solver", "sums", number, revision)
+        spans.note_number("t.curated.solver", "sums", number, revision)
     begins = {"sums": [[0, 0], [1, 10]]}
     assert list(spans.problems(begins)) == []
     assert list(spans.problems({})) == [], "the feeder of an older build does not tell"
-    spans.see("t.outcomes.solver", "sums", 10, 0)
-    spans.see("t.trajectories.solver", "sums", 3, 2)
+    spans.note_number("t.outcomes.solver", "sums", 10, 0)
+    spans.note_number("t.trajectories.solver", "sums", 3, 2)
     told = list(spans.problems(begins))
     assert [what.partition(" has ")[0] for what in told] == [
         "t.outcomes.solver: a record of sums:10",

@@ -92,7 +92,7 @@ class FakeServers:
     def claim(self) -> None:
         self.calls.append("claim")
 
-    def fetch(self) -> None:
+    def fetch_jars(self) -> None:
         pass
 
     def start(self) -> None:
@@ -349,7 +349,7 @@ def test_the_command_of_a_run_says_all_but_the_secrets(scene: Scene, tmp_path: P
 
 def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
     owners: list[tuple[int, str] | None] = []
-    play(scene.sweep, scene.runs, scene.data, lambda _: owners.append(DataFolder(scene.data).find_owner()))
+    play(scene.sweep, scene.runs, scene.data, lambda _: owners.append(DataFolder(scene.data).find_holder()))
     assert owners[0] == (os.getpid(), "`headrace compare`")
     told = r"runs `headrace compare` on .* now: wait until it ends, .* or give this run another folder"
     with DataFolder(scene.data).hold(owners[0][1]), pytest.raises(FolderInUse, match=told):
@@ -357,9 +357,9 @@ def test_one_sweep_at_a_time_uses_a_folder(scene: Scene) -> None:
 
 
 def test_the_folder_of_a_sweep_tells_its_runs_and_theirs_tell_the_sweep(scene: Scene) -> None:
-    assert DataFolder(scene.data).sweep_runs() == []
+    assert DataFolder(scene.data).list_runs_of_sweep() == []
     scene.play()
-    assert DataFolder(scene.data).sweep_runs() == ["s-a-1", "s-b-1"]
+    assert DataFolder(scene.data).list_runs_of_sweep() == ["s-a-1", "s-b-1"]
     one = DataFolder(scene.data / "s-a-1").sweep()
     assert one is not None
     assert (one.root, DataFolder(scene.data).sweep()) == (scene.data, None)
@@ -388,4 +388,4 @@ def test_a_sweep_over_an_archive_has_no_topics_to_look_at(tmp_path: Path) -> Non
     (tmp_path / "s-a-1").mkdir()
     (tmp_path / "s-a-1" / SWEPT).write_text("{}")
     with pytest.raises(UsageError, match="holds a sweep over an archive"):
-        DataFolder(tmp_path).require()
+        DataFolder(tmp_path).require_notes()

@@ -81,7 +81,7 @@ def test_small_batches_go_on_until_as_many_groups_as_a_whole_batch_has_are_throu
 def test_after_poison_the_next_batch_is_whole_and_noted_anew() -> None:
     trials = Trials(32, 2, version=5, died=5)
     assert trials.is_poison(5)
-    trials.start_over()
+    trials.restore_whole_batch()
     assert (trials.groups(5), trials.is_poison(5), trials.note(5)) == (32, False, 1)
 
 

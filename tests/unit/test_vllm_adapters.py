@@ -102,7 +102,7 @@ def test_a_version_that_is_not_there_gives_nothing_and_the_newest_is_always_kept
     api = connect(server)
     api.add(FOLDER, 4)
     api.load(FOLDER, 5)
-    api.keep({4})
+    api.unload_others({4})
     assert list_versions(server) == ["4", "5"]
     assert asyncio.run(api.generate("a", [1], SAMPLING, 3)) is NOTHING
 

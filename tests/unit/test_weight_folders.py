@@ -56,7 +56,7 @@ def test_only_the_versions_that_are_needed_stay(files: Path, root: Path) -> None
     for version in (1, 2, 3):
         folders.write("solver", version, WEIGHTS)
     folders.write("judge", 1, WEIGHTS)
-    folders.set_aside("solver", {2, 3})
+    folders.set_aside_others("solver", {2, 3})
     assert [folders.find("solver", version) is not None for version in (1, 2, 3)] == [False, True, True]
     folders.remove_aside("solver")
     assert sorted(folder.name for folder in (folders.folder / "solver").iterdir()) == ["2", "3", "files"]
@@ -68,7 +68,7 @@ def test_nothing_is_left_to_set_aside_once_all_is_removed(files: Path, root: Pat
     folders = WeightFolders(root, {"solver": files})
     folders.write("solver", 1, WEIGHTS)
     folders.close()
-    folders.set_aside("solver", {1})
+    folders.set_aside_others("solver", {1})
     folders.remove_aside("solver")
 
 

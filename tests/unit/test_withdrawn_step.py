@@ -75,7 +75,7 @@ class Stopped:
     def __init__(self, *, has_step_under_way: bool) -> None:
         self.has_step_under_way, self.withdrawn = has_step_under_way, 0
 
-    def finish(self) -> threading.Event:
+    def stop_new_steps(self) -> threading.Event:
         return threading.Event()
 
     def withdraw_step(self, _: object) -> None:

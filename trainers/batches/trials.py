@@ -73,7 +73,7 @@ class Trials:
         else:
             self.died = 0
 
-    def start_over(self) -> None:
+    def restore_whole_batch(self) -> None:
         """Start again with a whole batch, because the poison is removed; the next step is noted again."""
         self.died, self.suspects, self.is_noted = 0, self.full, True
 

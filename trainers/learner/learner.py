@@ -16,7 +16,7 @@ from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_sources import ObjectSource
 from headrace.infra.weights.experts import use_plain_experts
-from headrace.infra.weights.lora import list_published_names
+from headrace.infra.weights.lora import map_published_names
 from headrace.infra.weights.tensors import Tensor
 from headrace.schemas.records import NamedObject
 from headrace.trainers.batches.batch import Minibatch, TrainingSequence, count_staleness, cut_minibatches
@@ -73,7 +73,7 @@ class Learner:
             parameter.grad = None  # a warm start may have left one
         self._backend.place(self._passes.scorer)
         use_plain_experts(model)  # depends on the model's device
-        own, names = dict(model.named_parameters()), list_published_names(unrounded)
+        own, names = dict(model.named_parameters()), map_published_names(unrounded)
         parameters = {name: own[in_model] for name, in_model in names.items()}
         values = {name: self._backend.spread(unrounded[names[name]], like) for name, like in parameters.items()}
         self._spread_what_is_frozen(own, unrounded)

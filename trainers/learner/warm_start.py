@@ -167,7 +167,7 @@ def warm_start(
     meter = _Meter(model, tokenizer, held_out, settings)
     progress = follower.resume()
     if progress is None:
-        progress = _start(student, meter.measure(), settings)
+        progress = _build_first_progress(student, meter.measure(), settings)
         follower.save(progress)
     else:
         student.restore(progress.now or progress.kept, progress.rate)
@@ -197,7 +197,7 @@ def _describe_failure(curve: Sequence[tuple[int, float]], settings: WarmStartSet
     )
 
 
-def _start(student: _Student, reward: float, settings: WarmStartSettings) -> SearchProgress:
+def _build_first_progress(student: _Student, reward: float, settings: WarmStartSettings) -> SearchProgress:
     if reward > settings.high:
         raise BandNotReached(
             f"exact match is {reward:.3f} before the first step of the warm start, already above {settings.high}: "

@@ -44,7 +44,7 @@ class BatchOffsets:
         for use in (*record.groups, *evicted):
             last[use.partition] = max(last.get(use.partition, -1), use.offset)
 
-    def note_written(self, offset: int) -> None:
+    def note_version_offset(self, offset: int) -> None:
         """Take in the offset of the last version's record."""
         self._sections.append(self._newest)
         self._newest = _Section(offset + 1)

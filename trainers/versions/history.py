@@ -14,7 +14,7 @@ from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import (
     PartitionId,
     TopicReader,
-    find_whole_topics,
+    find_start_positions,
     read_one,
     read_partition,
     read_range,
@@ -113,7 +113,7 @@ def read_history(run: Run, policy_variant: str, *, recent: bool = False) -> Hist
     topics, fold = run.topics, _Fold(run.run_id, run.topics, policy_variant, recent=recent)
     state = run.state_partition_id(trainer_component(policy_variant))
     if not recent:
-        begin = find_whole_topics(run.connection, [topics.batches(policy_variant), topics.weights(policy_variant)])
+        begin = find_start_positions(run.connection, [topics.batches(policy_variant), topics.weights(policy_variant)])
         with TopicReader(run.connection, {**begin, state: 0}, f"history.{policy_variant}") as reader:
             return fold.of(reader.catch_up())
     history = fold.of(read_partition(run.connection, state))
@@ -201,7 +201,7 @@ class _Fold:
         if batch.version < 0:
             return
         history.batches.append(batch)
-        history.offsets.note_written(offset)
+        history.offsets.note_version_offset(offset)
         if newest is not None:
             history.offsets.find_first_needed(positions)
             if len(history.batches) > HEALTH_LOOK_BACK and history.batches[0].version <= newest.version:
@@ -228,7 +228,7 @@ def read_waiting_groups(
     trained, evicted or made dead letters. They are identified by their offsets, not by their groups: a dead group that
     is sent back is another record, and an unreadable record may be readable now.
     """
-    partition_ids = find_whole_topics(run.connection, [run.topics.curated(policy_variant)])
+    partition_ids = find_start_positions(run.connection, [run.topics.curated(policy_variant)])
     begin = _offsets(partition_ids, history.checkpoint.positions if history.checkpoint else ())
     end = _offsets(partition_ids, history.last.positions if history.last else ())
     with TopicReader(run.connection, begin, f"window.{policy_variant}") as reader:

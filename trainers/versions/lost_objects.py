@@ -45,7 +45,7 @@ def find_lost_object(
                 return f"{name_of(event)}: {error}"
     if apply and events:
         try:
-            PolicyWeights(Uncached(store)).bring(events, events[-1])
+            PolicyWeights(Uncached(store)).load_version(events, events[-1])
         except (ObjectMissing, ObjectCorrupt, WeightsError, BadWeights) as error:
             return str(error)
     return ""

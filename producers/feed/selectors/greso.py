@@ -113,7 +113,7 @@ class Greso:
         self.counts.total += 1
         self.arming.observe()
         if max(rewards) - min(rewards) > EQUAL:
-            self.streaks.drop(outcome.task_id)
+            self.streaks.forget(outcome.task_id)
             return
         is_easy = rewards[0] > self.easy_above  # all are equal, so each is the mean
         before = int(self.streaks.get(outcome.task_id, 0))

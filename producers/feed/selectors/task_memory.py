@@ -41,9 +41,9 @@ class TaskMemory:
         key = _shorten_task_id(task_id)
         self._numbers.pop(key, None)  # a key that is set again would keep its old position in the order
         self._numbers[key] = number
-        self._forget()
+        self._forget_oldest()
 
-    def drop(self, task_id: str) -> None:
+    def forget(self, task_id: str) -> None:
         """Forget a task."""
         self._numbers.pop(_shorten_task_id(task_id), None)
 
@@ -54,9 +54,9 @@ class TaskMemory:
     def restore(self, numbers: Mapping[str, float]) -> None:
         """Take what `snapshot` returned; if it has too many entries, keep the newest."""
         self._numbers = dict(numbers)
-        self._forget()
+        self._forget_oldest()
 
-    def _forget(self) -> None:
+    def _forget_oldest(self) -> None:
         while len(self._numbers) > self._most:
             del self._numbers[next(iter(self._numbers))]
 

@@ -66,10 +66,10 @@ def lead_group() -> Iterator[None]:
     if is_single_process():
         yield
         return
-    _join()
+    _join_group()
     if dist.get_rank() > 0:
         _run_commands()
-        _leave()
+        _leave_group()
         raise SystemExit(0)
     try:
         yield
@@ -79,7 +79,7 @@ def lead_group() -> Iterator[None]:
         _uploads().close()
         raise
     _send_command("leave")
-    _leave()
+    _leave_group()
 
 
 def build_learner(
@@ -126,7 +126,7 @@ class LeadingLearner(Learner):
     ) -> None:
         _check_process_count(settings, dist.get_world_size())
         LeadingLearner._newest = self
-        _uploads().give_up()
+        _uploads().end_store_waits()
         lora = (adapter.settings, adapter.seed) if adapter is not None else None
         _send_command(
             "build",
@@ -166,7 +166,7 @@ class LeadingLearner(Learner):
         run = cast("Run", objects)  # only a single process learns from an archive
         version = self.trained.check(index.shapes, index.metadata)
         self._announce("load_own_parts", replace(run), version, index, parts)
-        self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
+        self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _command_group()))
 
 
 class _FollowingLearner(Learner):
@@ -188,7 +188,7 @@ class _FollowingLearner(Learner):
     def load_own_parts(self, run: Run, version: int, index: Index, parts: Sequence[NamedObject]) -> None:
         """Read this process's parts of a checkpoint."""
         with suppress(HeadraceError):  # the leader raises the same error, and may try another checkpoint
-            self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _commands()))
+            self.trained.load(version, read_parts(run, index, parts, self.trained.room(index), _command_group()))
 
 
 class _Uploads:
@@ -204,14 +204,14 @@ class _Uploads:
         parts, metadata, given_up = learner.trained.parts(), {"version": learner.version}, self._given_up
         return self._executor.submit(lambda: store_parts(run, parts, metadata, self._group, given_up))
 
-    def give_up(self) -> None:
+    def end_store_waits(self) -> None:
         """Stop waiting for an unreachable store, in all processes, until the next upload begins."""
         self._given_up.set()
         self._given_up = threading.Event()
 
     def close(self) -> None:
         """Give up, and return when no upload is running."""
-        self.give_up()
+        self.end_store_waits()
         self._executor.close(wait=True)
 
 
@@ -228,7 +228,7 @@ def _await_stored(storing: Future[Stored | None], given_up: threading.Event | No
     return stored
 
 
-def _join() -> None:
+def _join_group() -> None:
     die_with_parent()  # torchrun gives each process a new session, so no signal for its group reaches them
     has_gpu = torch.cuda.is_available()
     if has_gpu:
@@ -237,7 +237,7 @@ def _join() -> None:
     # torchrun keeps its store over a restart, so new processes would look for dead ones at old addresses.
     attempt = PrefixStore(read_environment(RESTARTS_VARIABLE, "0"), store)
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", store=attempt, rank=rank, world_size=size)
-    _commands()
+    _command_group()
     _uploads()
     log.info("group.joined", rank=dist.get_rank(), processes=dist.get_world_size())
 
@@ -247,20 +247,20 @@ def _run_commands() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     learner: _FollowingLearner | None = None
-    while (command := _receive())[0] != "leave":
+    while (command := _receive_command())[0] != "leave":
         name, *arguments = command
         if name == "build":
-            _uploads().give_up()
+            _uploads().end_store_waits()
             learner = None  # free its memory before the next learner is built
             learner = _build(*arguments)
         else:
             getattr(learner, name)(*arguments)
 
 
-def _leave() -> None:
+def _leave_group() -> None:
     _uploads().close()
     _uploads.cache_clear()
-    _commands.cache_clear()
+    _command_group.cache_clear()
     dist.destroy_process_group()
 
 
@@ -301,7 +301,7 @@ def _kind(settings: TrainerSettings) -> type[FullyShardedBackend | TensorParalle
 
 
 @cache
-def _commands() -> Any:
+def _command_group() -> Any:
     return dist.new_group(backend="gloo", timeout=NO_HURRY)
 
 
@@ -311,10 +311,10 @@ def _uploads() -> _Uploads:
 
 
 def _send_command(*command: object) -> None:
-    dist.broadcast_object_list([command], 0, _commands())
+    dist.broadcast_object_list([command], 0, _command_group())
 
 
-def _receive() -> tuple[Any, ...]:
+def _receive_command() -> tuple[Any, ...]:
     received: list[Any] = [None]
-    dist.broadcast_object_list(received, 0, _commands())
+    dist.broadcast_object_list(received, 0, _command_group())
     return tuple(received[0])
