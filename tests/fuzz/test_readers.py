@@ -319,7 +319,7 @@ def test_altered_commit_metadata_is_ours_or_counts_as_none(fuzz: Fuzz) -> None:
         assert ledger.position in (0, 100)
         for offset in range(100, 110):
             if ledger.receive(offset):
-                ledger.start(offset)
+                ledger.add_start(offset)
                 ledger.count_starts(offset)
         ledger.reset_starts()
         assert len(ledger.commit()[1]) <= 4096
