@@ -315,8 +315,8 @@ class TrainerSettings(Settings):
     checkpoint_every: int = Field(10, ge=1)
     """Versions between checkpoints."""
     anchor_every: int = Field(50, ge=1)
-    """Versions from one publication of whole weights (an anchor) to the next. The versions between are published as
-    deltas. 1 publishes only whole weights."""
+    """Published versions from one publication of whole weights (an anchor) to the next. The versions between are
+    published as deltas. 1 publishes only whole weights."""
     anchor_share: float = Field(1.0, ge=0)
     """An anchor is published earlier if the deltas since the last anchor would exceed this share of the anchor's
     bytes."""
@@ -397,7 +397,8 @@ class Kafka(Settings):
     """Further librdkafka settings. A recipe is written to a topic, so put secrets into the environment variable
     `HEADRACE_KAFKA_CLIENT` instead."""
     partitions: int = Field(8, ge=1, le=MOST_PARTITIONS)
-    """Partitions of each topic of tasks, trajectories, curated groups and outcomes. Cannot change during a run."""
+    """Partitions of each topic of tasks, trajectories (also of evaluations), curated groups and outcomes, and of
+    `state`, which has at most 64. Cannot change during a run."""
     task_partitions: int = Field(0, ge=0, le=MOST_PARTITIONS)
     """Partitions of each topic of tasks: a workflow can use at most so many rollout workers. 0 for as many as
     `partitions`. Cannot change during a run."""
