@@ -32,7 +32,7 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Names of the topics of one run. Run, region, workflow, policy and variant names hold no dots.
+    """Names of the topics of one run. Run, workflow, policy and variant names hold no dots.
 
     A policy variant is a policy, or a shadow of it, named `policy.variant`. Curators and trainers work for a policy
     variant. Every parameter `policy` also takes a policy variant; `trajectories` are those of its policy.
@@ -50,7 +50,7 @@ class Topics:
         return f"{self.run}.recipe"
 
     def tasks(self, stream: str) -> str:
-        """Task, of one stream: `tasks.<workflow>[.<region>]`, or `eval-tasks.…` for an evaluation's stream."""
+        """Task, of one stream: `tasks.<workflow>`, or `eval-tasks.…` for an evaluation's stream."""
         if is_eval(stream):
             return f"{self.run}.eval-tasks.{stream.removeprefix('eval.')}"
         return f"{self.run}.tasks.{stream}"

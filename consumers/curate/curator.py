@@ -295,7 +295,8 @@ class CuratorPartition:
                     stamp, limit = build_stamp(candidate), self._chains.max_staleness(group.revision)
                     self._replayable.add(stamp, name if chain.can_replay else None)
                     outgoing += self._messages.build_kept(candidate, value, stamp, limit)
-                case Drop(reason):
+                case Drop(reason, why):
+                    log.debug("group.dropped", stream=group.stream, number=group.number, reason=reason, why=why)
                     outgoing.append(self._messages.build_dropped(group, reason))
                 case Replay():
                     stamp, back = self._replayable.replay(result, name)

@@ -82,7 +82,7 @@ def run_loop(
 
     1. poll: some records (a curator: up to 64, or 150 ms). Rebalances happen here, and new partitions are restored. A
        group's metadata is taken right after; no other poll comes before the commit.
-    2. handle: every record, then the tick. No step after this one changes the component's memory.
+    2. handle: every record, then the tick. Later steps change the component's memory only by the offsets that they get.
     3. produce: all resulting records in one transaction, and flush, which gives their offsets.
     4. before_commit: records that need these offsets, and due snapshots, in the same transaction, and flush.
     5. offsets: the consumer group's offsets, in the same transaction.

@@ -36,7 +36,10 @@ class StateLost(HeadraceError):
 
 
 class PartitionState(Protocol):
-    """The state of one input partition: a function of its records in order, without I/O or a clock."""
+    """The state of one input partition: a function of its records in order, and of no clock.
+
+    The only I/O is to fetch the groups that records name.
+    """
 
     @property
     def is_last_refused(self) -> bool:

@@ -48,8 +48,9 @@ class StepTried:
     """One optimizer step on the groups that the chain kept, or on all groups if it kept none."""
 
     groups: int
-    chain_kept: int
     """Number of groups in the step."""
+    chain_kept: int
+    """Number of groups that the chain kept."""
     tokens: int
     """Number of tokens that were trained on."""
     loss: float | None

@@ -46,16 +46,12 @@ class Options:
     workflow: str
     name: str
     region: str
+    """Where it runs, for its status and its groups; it plays the same tasks as the workers of other regions."""
     concurrency: int
-
-    @property
-    def stream(self) -> str:
-        """The stream of training tasks that it plays."""
-        return f"{self.workflow}.{self.region}" if self.region else self.workflow
 
     def list_task_topics(self, topics: Topics) -> tuple[str, str]:
         """Return the topics of training and evaluation tasks."""
-        return topics.tasks(self.stream), topics.tasks(eval_stream(self.stream))
+        return topics.tasks(self.workflow), topics.tasks(eval_stream(self.workflow))
 
 
 class WorkerRuntime:

@@ -150,7 +150,7 @@ class RolloutWorker:
         return Subscription(
             self.run.connection,
             f"{self.options.name}.tasks",
-            self.run.topics.rollout_group(self.options.stream),
+            self.run.topics.rollout_group(self.options.workflow),
             (training, evaluation) if is_evaluating else (training,),
             self.run.run_id,
         )

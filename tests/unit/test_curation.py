@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from made_groups import group as small_group
 from made_recipes import sums_recipe
+from structlog.testing import capture_logs
 
 from headrace.consumers.algorithms.chain import ChainError
 from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Keep, Result, Stateless
@@ -77,7 +78,12 @@ def test_a_group_with_signal_is_kept_with_its_bytes_unchanged_and_one_without_is
     assert (outcome.verdict, outcome.rewards, outcome.lengths) == ("kept", (1.0, 0.0), (2, 2))
     assert curated.group == sent.value
     assert (curated.min_version, curated.deadline_version, curated.kept) == (3, 5, (0, 1))
-    equal = handled(partition(), group(0, rewards=(1.0, 1.0)))
+    with capture_logs() as logs:
+        equal = handled(partition(), group(0, rewards=(1.0, 1.0)))
+    [dropped] = [log for log in logs if log["event"] == "group.dropped"]
+    assert (dropped["number"], dropped["why"]) == (0, "all 2 rewards are 1.0"), (
+        "a user sees the case, not only the rule"
+    )
     assert (equal.verdict, equal.reason, equal.rewards) == ("dropped", "zero_variance", (1.0, 1.0))
 
 

@@ -125,13 +125,15 @@ def test_a_compactor_takes_what_the_map_says(roles: list[Any]) -> None:
 
 def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = object.__new__(RolloutWorker)
-    worker.run, worker.options = RUN, Options("sums", "w", "", 1)
+    worker.run, worker.options = RUN, Options("sums", "w", "eu", 1)
     monkeypatch.setattr(
         "headrace.producers.rollout.run_follower.fetch_end_offsets",
         lambda _, partition_ids: dict.fromkeys(partition_ids, 0),
     )
     follower = RunFollower(RUN, ("solver",), "w")
-    topics = [*worker._subscribe(is_evaluating=True).topics, *(topic for topic, _ in follower._find_positions())]
+    tasks = worker._subscribe(is_evaluating=True).topics
+    assert tasks == (RUN.topics.tasks("sums"), RUN.topics.tasks("eval.sums")), "workers of all regions share the tasks"
+    topics = [*tasks, *(topic for topic, _ in follower._find_positions())]
     assert {kind_of(topic) for topic in topics} == taken("rollout")
 
 
