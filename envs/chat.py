@@ -47,10 +47,9 @@ class Chat:
         tools: JSON schemas for the chat template.
         template_arguments: Further arguments of the template.
         when_full: What to do without room for an answer. "stop": `generate` returns a generation without tokens and
-            with
-        finish_reason "length". "drop_oldest": remove the first answer and all messages until the next answer,
-        repeatedly until there is room; the begin of the conversation stays. A function: it returns the messages to
-        continue with. The last two begin a new sequence, and stop if nothing more can be removed.
+            with finish_reason "length". "drop_oldest": remove the first answer and all messages until the next answer,
+            repeatedly until there is room; the begin of the conversation stays. A function: it returns the messages to
+            continue with. The last two begin a new sequence, and stop if nothing more can be removed.
         room: Tokens that an answer needs; by default 1 for "stop", else a quarter of the context.
         agent_id: Id of the agent among those of its role.
 

@@ -17,7 +17,7 @@ LOCK = "owner.lock"
 class OwnedFolder:
     """A new folder in `root`, locked for as long as this process lives; those of processes that are gone are removed.
 
-        On a file system without locks the folder is not locked, and no folder there is ever removed as left over.
+    On a file system without locks the folder is not locked, and no folder there is ever removed as left over.
 
     Args:
         root: Where to make it.

@@ -75,14 +75,14 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
     from headrace.producers.engines.model_shapes import ModelShapes
     from headrace.producers.engines.served_engine import ServedEngine
     from headrace.producers.engines.served_policy import ServedPolicy
-    from headrace.producers.engines.server_settings import ServerFactory, read_settings
+    from headrace.producers.engines.server_settings import ServerFactory, find_folder, read_settings
     from headrace.producers.engines.weight_folders import WeightFolders
 
     kind = find_kind(rollout.engine.use)
     settings = read_settings(kind, rollout.engine.settings)
     factory = ServerFactory(kind, settings)
     shapes = {policy: ModelShapes(folder) for policy, folder in folders.items()}
-    written = WeightFolders(Path(settings.folder), folders)
+    written = WeightFolders(find_folder(settings), folders)
     policies = []
     for policy, one in shapes.items():
         is_adapter = written.find_base(policy) is not None

@@ -176,6 +176,11 @@ def find_python(settings: ServerSettings) -> str:
     return str(path.absolute() if len(path.parts) > 1 else path)  # servers run in folders of their own
 
 
+def find_folder(settings: ServerSettings) -> Path:
+    """Return the folder for weights. Raises UsageError for a `~` without a home folder."""
+    return expand_user(Path(settings.folder), "rollout.engine.folder")
+
+
 def _check_kind(name: str, value: Any, default: Any) -> None:
     """Raise EngineError for a value whose type differs from the default's."""
     if isinstance(default, tuple):

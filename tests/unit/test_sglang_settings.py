@@ -13,7 +13,7 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.registry import check_engine
-from headrace.producers.engines.server_settings import ServerFactory, find_python, read_settings
+from headrace.producers.engines.server_settings import ServerFactory, find_folder, find_python, read_settings
 from headrace.producers.engines.sglang import SGLANG
 from headrace.producers.engines.sglang_experts import SGLangExperts
 
@@ -107,3 +107,8 @@ def test_no_two_servers_of_a_worker_have_one_name() -> None:
     built = [one for policy in policies for servers in factory.build_servers(policy, 32) for one in servers]
     assert len({one.name for one in built}) == len(built) == 4 * len(policies)
     assert [one.name for one in built[:4]] == ["solver-0", "solver-1", "solver.evaluation-0", "solver.evaluation-1"]
+
+
+def test_the_folder_of_the_weights_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/one")
+    assert find_folder(read_settings(SGLANG, {"folder": "~/weights"})) == Path("/home/one/weights")
