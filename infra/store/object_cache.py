@@ -58,8 +58,7 @@ class ObjectCache:
         store: Source of the objects.
         folder: The cache folder; created if missing.
         most_bytes: Limit, exceeded by at most a ROOM_SLACK-th per process; the least recently used are removed. A
-            larger
-        object stays alone.
+            larger object stays alone.
     """
 
     def __init__(self, store: ObjectStore, folder: Path, most_bytes: int) -> None:

@@ -79,8 +79,7 @@ def encode_delta(
     Args:
         base: Every tensor before the change.
         new: Every tensor after it, with the same names, dtypes and shapes. A tensor that is the same Python object as
-            in
-        `base` has not changed.
+            in `base` has not changed.
         label: Is written into the header.
         hashes: `hash_weights` of base and new where they are known; otherwise they are computed.
         block_items: Number of items of one block.

@@ -56,8 +56,7 @@ def split_safetensors(named: Mapping[str, Tensor], metadata: Mapping[str, str] |
 def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file as views into `data`: nothing is copied.
 
-        Raises WeightsError for a damaged header, for offsets that overlap, leave gaps or exceed the end, and for sizes
-        that
+    Raises WeightsError for a damaged header, for offsets that overlap, leave gaps or exceed the end, and for sizes that
     do not fit.
     """
     header, body = _split_file(data)

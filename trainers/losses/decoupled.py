@@ -39,8 +39,7 @@ def decoupled_ppo(  # noqa: PLR0913 - each is a key of the recipe
         clip_high: As in `ppo`.
         dual_clip: As in `ppo`.
         proximal: "forward": TrainedTokens.proximal. "interpolated": `interpolated_proximal`; it saves a forward pass
-            only
-        if no token can be rejected (clamp, no bounds, or `count_rejected`), as rejections must be known first.
+            only if no token can be rejected (clamp, no bounds, or `count_rejected`), as rejections must be known first.
         behaviour_level: "token", or "sequence": all tokens get the metric of their sequence. For the ratio this is the
         geometric mean, which is then also the weight; for the others it is the mean.
         behaviour_action: "mask" rejects tokens out of bounds; "clamp" clamps the weight to the bounds (ratio only).
