@@ -85,10 +85,7 @@ def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int =
 def _find_span_fault(sequence: Sequence) -> GroupFault | None:
     length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
     if min(lengths, default=0) < 0 or sum(lengths) != length:
-        return (
-            "spans",
-            f"its spans have {lengths} tokens, but each must have 0 or more, and all as many as its {length} ids",
-        )
+        return "spans", f"its spans have {lengths} tokens: each needs 0 or more, and all as many as its {length} ids"
     unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
     if unknown:
         known = ", ".join(sorted(SPAN_KINDS))
