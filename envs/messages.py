@@ -56,7 +56,9 @@ def _read_part(what: str, part: object) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         text: str = part["text"]
         return text
-    kind = part.get("type", "no type") if isinstance(part, Mapping) else type(part).__name__
+    kind = part.get("type", "no type") if isinstance(part, Mapping) else "text"
+    if kind == "text":
+        raise TypeError(f'{what} must be a dict such as {{"type": "text", "text": "Hi"}}, got {show_value(part)}')
     raise TypeError(f"{what} is of type {kind}: messages hold text only, images and other media are not supported")
 
 
