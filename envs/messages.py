@@ -77,4 +77,8 @@ def refuse_lone_surrogates(what: str, text: str) -> None:
 
 def show_value(value: object) -> str:
     """Return a value's type and beginning, for an error message."""
-    return f"{type(value).__name__} {value!r:.60}"
+    kind = type(value).__name__
+    try:
+        return f"{kind} {value!r:.60}"
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"{kind} that cannot be shown"
