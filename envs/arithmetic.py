@@ -136,7 +136,9 @@ class Arithmetic:
         if isinstance(tiers, str) or not tiers:
             raise ValueError(f'tiers must be a list of at least one name, as in ["sum1"]; got {tiers!r}')
         if tasks is not None and (not isinstance(tasks, int) or tasks < 1):
-            raise ValueError(f"tasks, the number of training problems of every tier, must be at least 1; got {tasks!r}")
+            raise ValueError(
+                f"tasks, the number of training problems of every tier, must be a whole number from 1 on; got {tasks!r}"
+            )
         self._decks = [_Deck(_find_tier(name), seed, tasks) for name in tiers]
         self._instruction = instruction
 

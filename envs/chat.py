@@ -186,7 +186,7 @@ class Chat:
             if not self._transcripts:
                 raise ChatError(
                     f"the first prompt, of {len(ids)} tokens, is too long for the model's context of "
-                    f"{self._actor.context} tokens, which must also hold an answer: shorten the prompt"
+                    f"{self._actor.context} tokens, of which an answer needs {self._find_room()}: shorten the prompt"
                 )
         return await self._shorten()
 
@@ -221,9 +221,11 @@ class Chat:
         return text
 
     def _has_room(self, tokens: int) -> bool:
-        context = self._actor.context
-        least = 1 if self._when_full == "stop" else max(1, context // 4)
-        return tokens + (self._room or least) <= context
+        return tokens + self._find_room() <= self._actor.context
+
+    def _find_room(self) -> int:
+        """Return how many tokens an answer needs."""
+        return self._room or (1 if self._when_full == "stop" else max(1, self._actor.context // 4))
 
     def _begin(self, text: str | None = None) -> Transcript:
         """Begin a sequence with the rendered `text` as prompt."""

@@ -8,7 +8,6 @@ Neither uses Kafka, weights or torch.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypedDict, runtime_checkable
@@ -246,8 +245,12 @@ def check_number(what: str, value: object) -> float:
     if type(value) is float:
         return value
     if isinstance(value, SupportsFloat) and not isinstance(value, str):
-        with suppress(TypeError, ValueError, OverflowError):  # an array of several numbers, or a too large number
+        try:
             return float(value)
+        except OverflowError:
+            raise TypeError(f"{what} is too large for a float") from None
+        except (TypeError, ValueError):  # an array of several numbers
+            pass
     raise TypeError(f"{what} must be a number, got {show_value(value)}")
 
 

@@ -56,7 +56,9 @@ def _read_part(what: str, part: object) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         text: str = part["text"]
         return text
-    kind = part.get("type", "no type") if isinstance(part, Mapping) else type(part).__name__
+    kind = part.get("type", "no type") if isinstance(part, Mapping) else "text"
+    if kind == "text":
+        raise TypeError(f'{what} must be a dict such as {{"type": "text", "text": "Hi"}}, got {show_value(part)}')
     raise TypeError(f"{what} is of type {kind}: messages hold text only, images and other media are not supported")
 
 
@@ -75,4 +77,8 @@ def refuse_lone_surrogates(what: str, text: str) -> None:
 
 def show_value(value: object) -> str:
     """Return a value's type and beginning, for an error message."""
-    return f"{type(value).__name__} {value!r:.60}"
+    kind = type(value).__name__
+    try:
+        return f"{kind} {value!r:.60}"
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"{kind} that cannot be shown"

@@ -33,8 +33,8 @@ def problem_to_json(problem: Problem) -> str:
         return json.dumps(plain, sort_keys=True, allow_nan=False, default=_make_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
-            f"problem {problem.task_id!r} cannot be written as JSON ({read_error_text(error)}): its `extra`, messages "
-            "and tools may hold only numbers, strings, lists and dicts"
+            f"problem {problem.task_id!r} cannot be written as JSON ({read_error_text(error)}): its `extra`, messages, "
+            "tools and template arguments may hold only strings, finite numbers, booleans, None, lists and dicts"
         ) from error
 
 

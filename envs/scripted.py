@@ -49,7 +49,7 @@ class Scripted:
             raise ValueError(f"levels must be a list of integers, 0 or more, as in [0, 0, 1]; got {levels!r}")
         if not _is_count(tasks) or not tasks:
             raise ValueError(
-                f"tasks, the number of problems of every level that is listed, must be at least 1; got {tasks}"
+                f"tasks, the number of problems of each listed level, must be a whole number from 1 on; got {tasks!r}"
             )
         self._seed, self._levels, self._tasks = seed, tuple(levels), tasks
 

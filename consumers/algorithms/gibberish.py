@@ -45,4 +45,4 @@ class Gibberish(Flagging):
                 count += int(np.count_nonzero((ids > self._rare_id) & (logprobs < self._unlikely)))
         if not count:
             return ""
-        return f"{count} tokens have an id above {self._rare_id} and a log-probability below {self._unlikely:.4g}"
+        return f"tokens of an id above {self._rare_id} and a log-probability below {self._unlikely:.4g}: {count}"

@@ -44,7 +44,7 @@ def _explain_not_yet(earlier: str, later: str) -> str:
         what = "whether failed episodes count" if later == "failures" else "what is malformed"
         return f"{what} must be known before other algorithms see the group; put {later} before {earlier}"
     if later in SHAPING and earlier in DOWN_SAMPLING:
-        return f"{earlier} must choose by the shaped rewards; put {later} before {earlier}"
+        return f"rewards must be shaped before {earlier} chooses trajectories; put {later} before {earlier}"
     if later == "length_bounds" and earlier in GROUP_SHAPING:
         return f"{earlier} would use the rewards of trajectories that {later} takes out; put {later} before {earlier}"
     return ""

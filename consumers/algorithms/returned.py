@@ -21,6 +21,7 @@ T = TypeVar("T")
 LARGEST_IN_RECORD = (1 << 63) - 1
 LONGEST_REASON = 1 << 16
 """Characters; a record has room for one such reason for each of the trajectories of a large group."""
+WHOLE_NUMBER = "a whole number from -2^62 to 2^62"
 _INTS, _FLOATS = frozenset({int}), frozenset({float})
 
 
@@ -39,7 +40,7 @@ def read_verdict(verdict: Keep | Drop, before: Candidate) -> Keep | Drop:
         except (AttributeError, ValueError):
             raise WrongResult(
                 f"the reason of a Drop must be a text of at most {LONGEST_REASON} characters; got "
-                f"{verdict.reason!r:.80}"
+                f"{_show(verdict.reason)}"
             ) from None
     if verdict.candidate is before:
         return verdict
@@ -60,7 +61,7 @@ def read_replay(replay: Replay) -> Replay:
             "deadline_version",
             replay,
             lambda number: _read_int(number, LARGEST_IN_RECORD),
-            "a whole number of less than 2^63",
+            "a whole number from -2^62 to 2^63 - 1",
         ),
         _read_field("min_version", replay, _read_int),
         _read_field("max_version", replay, _read_int),
@@ -96,7 +97,7 @@ def check_state(algorithm: Algorithm, state: Any) -> None:
         )
 
 
-def _read_field(path: str, owner: Any, read: Callable[[Any], T], wanted: str = "a whole number of at most 2^62") -> T:
+def _read_field(path: str, owner: Any, read: Callable[[Any], T], wanted: str = WHOLE_NUMBER) -> T:
     """Return the last field of a path, as in a Replay, with a valid type. Raises WrongResult."""
     value = getattr(owner, path.rpartition(".")[2], None)
     try:
@@ -126,7 +127,9 @@ def _find_changes(after: Any, before: Candidate) -> dict[str, Any]:
         raise WrongResult(f"a Keep must have a Candidate; got {type(after).__name__}")
     group = before.group
     if after.group is not group and not _is_same_group(after.group, group):
-        raise WrongResult("the candidate of a Keep must be of the group that the algorithm was given")
+        raise WrongResult(
+            "the candidate of a Keep must be of the group that the algorithm was given, with all its trajectories"
+        )
     count, fields = len(group.trajectories), dict[str, Any]()
     if after.kept is not before.kept:
         fields["kept"] = _read_kept(after.kept, count)
@@ -153,9 +156,9 @@ def _read_kept(kept: Any, count: int) -> tuple[int, ...]:
         try:
             found = tuple([_read_int(one) for one in kept])
         except Exception:  # noqa: BLE001 - whatever another type raises
-            raise WrongResult(f"kept must hold the positions of trajectories; got {kept!r:.80}") from None
+            raise WrongResult(f"kept must hold the positions of trajectories; got {_show(kept)}") from None
     if found and not 0 <= min(found) <= max(found) < count:
-        raise WrongResult(f"kept must be from 0 to {count - 1}, the positions of trajectories; got {kept!r:.80}")
+        raise WrongResult(f"kept must be from 0 to {count - 1}, the positions of trajectories; got {_show(kept)}")
     return found
 
 
@@ -165,7 +168,7 @@ def _read_rewards(rewards: Any, count: int, failures: int) -> tuple[float, ...]:
         try:
             found = tuple(array("d", tuple(rewards)))  # array rejects texts, while float() accepts them
         except Exception:  # noqa: BLE001 - whatever another type raises
-            raise WrongResult(f"rewards must be numbers; got {rewards!r:.80}") from None
+            raise WrongResult(f"rewards must be numbers; got {_show(rewards)}") from None
     if len(found) - count not in {0, failures}:
         raise WrongResult(
             f"rewards must have one number for each of the {count} trajectories, kept or not. It may also have one for "
@@ -185,7 +188,7 @@ def _read_rejected(rejected: Any, count: int) -> tuple[Rejection, ...]:
         pass
     raise WrongResult(
         "rejected must hold only Rejections, each with the position of a trajectory and a reason of at most "
-        f"{LONGEST_REASON} characters; got {rejected!r:.80}"
+        f"{LONGEST_REASON} characters; got {_show(rejected)}"
     )
 
 
@@ -198,7 +201,7 @@ def _read_version(name: str, version: Any) -> int:
     try:
         return _read_int(version)
     except (TypeError, ValueError):
-        raise WrongResult(f"{name} must be a whole number of at most 2^62; got {version!r:.80}") from None
+        raise WrongResult(f"{name} must be {WHOLE_NUMBER}; got {_show(version)}") from None
 
 
 def _read_number(number: Any) -> float:

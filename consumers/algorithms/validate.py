@@ -54,7 +54,7 @@ class Validate(Stateless):
             trajectory = candidate.group.trajectories[index]
             fault = self._find_fault(trajectory, candidate.group.head_version)
             if fault is None and trajectory.id in seen:
-                fault = "duplicate", f"trajectory {trajectory.id} is in the group twice"
+                fault = "duplicate", f"the id {trajectory.id} is in the group more than once"
             seen.add(trajectory.id)
             if fault is not None:
                 yield Rejection(index, *fault)
@@ -85,10 +85,11 @@ def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int =
 def _find_span_fault(sequence: Sequence) -> GroupFault | None:
     length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
     if min(lengths, default=0) < 0 or sum(lengths) != length:
-        return "spans", f"its spans have {lengths} tokens, which do not add up to its {length} token ids"
+        return "spans", f"its spans have {lengths} tokens: each needs 0 or more, and all as many as its {length} ids"
     unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
     if unknown:
-        return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}"
+        known = ", ".join(sorted(SPAN_KINDS))
+        return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}; the known ones: {known}"
     turns = [span.turn for span in sequence.spans if span.length]
     if turns != sorted(turns):
         return "prefix", f"the turns of its spans are {turns}, but a turn must not be lower than one before it"
@@ -106,7 +107,8 @@ def _find_length_fault(sequence: Sequence) -> GroupFault | None:
     if sequence.version_runs.size % 2 or min(counts, default=1) <= 0 or sum(counts) != length:
         runs = sequence.version_runs[:16].tolist()
         covered = f"they cover {sum(counts)} tokens, and begin with {runs}"
-        return "versions", f"its version runs must be pairs of version and tokens, {length} in all; {covered}"
+        wanted = f"pairs of version and tokens, at least 1 in each and {length} in all"
+        return "versions", f"its version runs must be {wanted}; {covered}"
     given = (sequence.reward, sequence.baseline, *(span.reward for span in sequence.spans))
     if not all(value is None or math.isfinite(value) for value in given):
         return "reward", "a reward or baseline of the sequence or its spans is not finite"
@@ -132,7 +134,7 @@ def _find_version_fault(sequence: Sequence, head_version: int) -> GroupFault | N
     for span, start, versions in _iterate_span_versions(sequence):
         if span.kind == "generated":
             if min(versions) < 0:
-                return "versions", f"a token generated after position {start} has no weight version"
+                return "versions", f"a token generated from position {start} on has no weight version"
             if max(versions) > head_version:
                 return "ahead", f"a token is of version {max(versions)}, but the worker's newest was {head_version}"
         elif max(versions) >= 0 or np.count_nonzero(sequence.logprobs[start : start + span.length]):

@@ -202,7 +202,8 @@ def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> 
     for column, top in tops.items():
         if top not in there:
             listed = ", ".join(map(repr, there)) or "none"
-            raise TaskFileError(f"{name}: no column {column!r}; it has {listed}: name the right one in `columns`")
+            remedy = "name the right one in `columns` or `keep`"
+            raise TaskFileError(f"{name}: no column {column!r}; it has {listed}: {remedy}")
         if there.count(top) > 1:
             raise TaskFileError(f"{name}: several columns are called {top!r}: keep one of them")
     return list(dict.fromkeys(tops.values()))

@@ -203,7 +203,7 @@ def _read_reply(url: str, content: bytes) -> str:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise JudgeError(f"judge {url} did not answer with a chat completion: {content[:200]!r}") from error
     if is_cut:
-        raise JudgeError(f"judge {url} was cut off before its verdict: raise `max_tokens` of the scorer")
+        raise JudgeError(f"judge {url} was cut off, perhaps before its verdict: raise `max_tokens` of the scorer")
     return said if isinstance(said, str) else ""
 
 

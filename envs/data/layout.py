@@ -133,7 +133,9 @@ class Layout:
         except (TypeError, ValueError) as error:
             raise RowFault(str(error)) from error
         if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
-            raise RowFault(f"`{column}` must end with a message of the user, got {messages[-1]!r:.60}")
+            raise RowFault(
+                f"`{column}` must end with a message of the user that is not empty, got {messages[-1]!r:.60}"
+            )
         if self.system and messages[0]["role"] == "system":
             raise RowFault(f"`{column}` begins with a message of the system: leave out the setting `system`")
         return messages
@@ -219,7 +221,8 @@ def _read_text(row: Row, field: str, column: str, unit: str) -> str:
         _refuse_lone_surrogates(column, value)
         return str(value)
     hint = "" if value is not None else f'; to use another column, set columns = {{ {field} = "…" }}'
-    raise RowFault(f"`{column}` must be a non-empty string, got {value!r:.60}; the {unit} has {_list_names(row)}{hint}")
+    wanted = "a non-empty string or a number" if field == "answer" else "a non-empty string"
+    raise RowFault(f"`{column}` must be {wanted}, got {value!r:.60}; the {unit} has {_list_names(row)}{hint}")
 
 
 def _refuse_lone_surrogates(column: str, text: str) -> None:
@@ -241,6 +244,6 @@ def _strip_box(answer: str) -> str:
         )
     if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
         raise RowFault(
-            f"the answer is a number of {len(bare)} characters; only numbers of up to {LONGEST_NUMBER} can be compared"
+            f"the answer is a number of {len(bare)} characters; only those of up to {LONGEST_NUMBER} can be compared"
         )
     return bare

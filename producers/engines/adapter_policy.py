@@ -110,8 +110,8 @@ class AdapterPolicy(ServedPolicy):
             return
         try:
             _adapters_of(server).unload_others(versions)
-            if _adapters_of(server).left_over >= MOST_LEFT_OVER:
-                server.replace(f"it holds {MOST_LEFT_OVER} adapters that it cannot unload, so it is started again")
+            if (count := _adapters_of(server).left_over) >= MOST_LEFT_OVER:
+                server.replace(f"it holds {count} adapters that it cannot unload, so it is started again")
         except (ServerAway, EngineError) as error:  # it only costs memory
             log.warning("engine.not_unloaded", server=server.name, why=str(error))
 

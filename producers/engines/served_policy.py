@@ -200,9 +200,9 @@ class ServedPolicy:
 
     def _refuse_deadly(self, version: int) -> None:
         """Raise EngineError for a version that took too many servers down."""
-        if self._deaths[version] >= MOST_DEATHS:
+        if (deaths := self._deaths[version]) >= MOST_DEATHS:
             raise EngineError(
-                f"version {version} of {self.name} is not loaded again, because servers failed {MOST_DEATHS} times "
+                f"version {version} of {self.name} is not loaded again, because servers failed {deaths} times "
                 "while they loaded it; look into the servers' logs. Other versions are loaded as usual"
             )
 

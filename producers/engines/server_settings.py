@@ -147,8 +147,8 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
     if settings.urls and workers > 1:
         raise UsageError(
             f"rollout.engine.urls: a server given by URL serves only one worker, but `up` would start {workers}: "
-            f"launch.workers is {recipe.launch.workers} for each of {len(recipe.workflows)} workflows. Use one worker "
-            "and one workflow, or remove urls, so that each worker starts its own servers"
+            f"launch.workers is {recipe.launch.workers} for each workflow (workflows: {len(recipe.workflows)}). Use "
+            "one worker and one workflow, or remove urls, so that each worker starts its own servers"
         )
     if recipe.launch.workers and not settings.urls:
         _check_python(kind, settings)

@@ -42,8 +42,8 @@ log = structlog.get_logger()
 MOST_TASKS = 256
 """Most training tasks planned in one turn, and so in one transaction; evaluation tasks are added to these."""
 TOO_HARD_ADVICE = (
-    "too many groups teach nothing, because all their episodes got the same low reward: use easier problems, or start "
-    "from a stronger model"
+    "too many groups teach nothing, because all their episodes got the same reward, mostly a low one: use easier "
+    "problems, or start from a stronger model"
 )
 
 

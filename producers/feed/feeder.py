@@ -106,7 +106,7 @@ class Feeder:
             raise MessageRefused(
                 "time_travel",
                 f"version {record.version} of policy {record.policy} is more than {LARGEST_LEAP} versions ahead of the "
-                "newest that the feeder knows",
+                f"newest that the feeder knows, {max(self.state.pacing.versions.get(record.policy, 0), 0)}",
             )
         return record
 
@@ -148,7 +148,7 @@ class Feeder:
         if self.state.ended != self._said_over:  # a feeder that was started by hand outlives the run
             self._said_over = self.state.ended
             if self._said_over:
-                now = "no task is issued any more; stop this process when no group is in flight"
+                now = "no new task is issued; stop this process when no group is in flight"
                 log.info("run.over", why=self._said_over, now=now)
         announcements, self._announcements = self._announcements, []
         return [*(self._build_outgoing(planned) for planned in self._planned), *announcements, *dead]

@@ -51,7 +51,7 @@ def refuse_small_held_out(workflow: str, environment: Environment, count: int) -
     size = environment.size("held_out")
     if size is not None and size < count:
         found = (
-            f"only {size} problems: set evaluate.problems to at most {size}"
+            f"only {size}: set evaluate.problems to at most {size}"
             if size
             else "no problems: set evaluate.every to 0, or let the environment hold some out (the environment dataset "
             "has the setting held_out = 0.1)"

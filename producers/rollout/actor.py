@@ -83,6 +83,7 @@ class EngineActor:
         sampling = self._choose_sampling(max_tokens, temperature, top_p, stop, stop_ids)
         seed = derive_seed(self.seed, self.calls)
         self.calls += 1
+        number = self.calls
         now_s = self.acted_s = asyncio.get_running_loop().time()
         made = await self.engine.generate(
             self.policy,
@@ -96,7 +97,7 @@ class EngineActor:
         self.tokens += len(made.ids)
         if made.finish_reason == "cancelled":
             raise OutOfTime(
-                f"the episode reached its time limit (rollout.episode_limit_s) in generation {self.calls} of this "
+                f"the episode reached its time limit (rollout.episode_limit_s) in generation {number} of this "
                 f"role, after {len(made.ids)} tokens of this generation"
             )
         kept = find_stop(made.ids, sampling.stop, self.tokenizer) if sampling.stop else None

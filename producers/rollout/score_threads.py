@@ -32,6 +32,8 @@ BEAT_S = 1.0
 GRACE_S = 60.0
 """While a score runs, the process ends if the event loop gets no turn for the time limit plus these seconds."""
 STDERR = 2
+LIMIT_KEYS = "rollout.score_limit_s, or rollout.episode_limit_s if that is less"
+"""Keys of the recipe that limit the time of a score."""
 
 
 class ScoreTimeLimit(OutOfTime):
@@ -119,7 +121,7 @@ class ScoreThreads:
         call.given_up = True
         self.stuck += 1
         self._start_replacement_thread()
-        why = f"environment {self._scorer} did not score within {self._limit_s:g} s (rollout.score_limit_s)"
+        why = f"environment {self._scorer} did not score within {self._limit_s:g} s ({LIMIT_KEYS})"
         log.warning("score.overdue", scorer=self._scorer, limit_s=self._limit_s, stuck=self.stuck)
         call.thread.interrupt()
         if not call.answer.done():

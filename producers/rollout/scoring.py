@@ -22,7 +22,7 @@ import structlog
 
 from headrace.envs.contract import Environment, Problem, Score, Split, check_number
 from headrace.infra.own_frames import locate_function
-from headrace.producers.rollout.score_threads import ScoreThreads, ScoreTimeLimit
+from headrace.producers.rollout.score_threads import LIMIT_KEYS, ScoreThreads, ScoreTimeLimit
 
 __all__ = ["LimitedScoring", "ScoreTimeLimit", "limit_time"]
 
@@ -112,7 +112,7 @@ def limit_time(limit_s: float, scorer: str) -> Iterator[None]:
         return
 
     def raise_limit(_number: int, _frame: FrameType | None) -> None:
-        raise ScoreTimeLimit(f"environment {scorer} did not score within {limit_s:g} s (rollout.score_limit_s)")
+        raise ScoreTimeLimit(f"environment {scorer} did not score within {limit_s:g} s ({LIMIT_KEYS})")
 
     before = signal.signal(signal.SIGALRM, raise_limit)
     began = time.monotonic()

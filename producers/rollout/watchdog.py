@@ -82,7 +82,7 @@ class StallWatch:
     def refuse_stall(self, silent_s: float, episode_limit_s: float, open_tasks: int) -> None:
         """Raise Stalled after too long a time without progress."""
         if silent_s >= compute_stall_limit_s(episode_limit_s):
-            self.found = f"no token for {silent_s:.0f} s, although {open_tasks} tasks are open: this process ends"
+            self.found = f"no token for {silent_s:.0f} s, although tasks are open ({open_tasks}): this process ends"
             faulthandler.dump_traceback()
             log.error(
                 "worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be the cause"

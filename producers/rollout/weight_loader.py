@@ -148,7 +148,7 @@ class WeightLoader:
         published, end = self._published[policy], time.monotonic() + EVENT_PATIENCE_S
         while version > published.head and time.monotonic() < end:
             if self._over.wait(EVENT_POLL_S):
-                break
+                raise VersionGone(f"{policy} version {version} was not loaded, because the worker is stopping")
         found = published.find_version(version)
         if found is None:
             why = (

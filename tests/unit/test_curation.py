@@ -326,7 +326,7 @@ def test_a_group_whose_version_no_record_can_hold_is_dead_and_the_next_one_is_ke
     state = picky(0, kind=Timeless)
     dead = handled(state, group(0))
     assert (dead.reason, dead.number) == ("algorithm_failed", 0)
-    assert "min_version must be a whole number of at most 2^62" in dead.detail
+    assert "min_version must be a whole number from -2^62 to 2^62" in dead.detail
     assert handled(state, group(4)).verdict == "kept"
 
 

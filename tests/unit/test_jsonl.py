@@ -63,7 +63,7 @@ def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_
     [
         ("{", "not JSON"),
         ("[1]", "expected a JSON object, got list"),
-        ('{"problem": "p"}', "`answer` must be a non-empty string, got None; the line has 'problem'"),
+        ('{"problem": "p"}', "`answer` must be a non-empty string or a number, got None; the line has 'problem'"),
         ('{"answer": "7"}', "`problem` must be a non-empty string"),
         ('{"problem": 7, "answer": "7"}', "`problem` must be a non-empty string"),
         ('{"problem": "p", "answer": true}', "`answer` must be a non-empty string"),

@@ -172,7 +172,7 @@ def test_a_judge_that_is_asked_for_yes_or_no_gives_no_marks_for_numbers_and_thou
 def test_a_verdict_that_was_cut_off_is_none(endpoint: Endpoint) -> None:
     scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
     endpoint.queued = [(200, {"choices": [{"message": {"content": "yes, or"}, "finish_reason": "length"}]})]
-    with pytest.raises(JudgeError, match="was cut off before its verdict: raise `max_tokens`"):
+    with pytest.raises(JudgeError, match="was cut off, perhaps before its verdict: raise `max_tokens`"):
         scorer.score(PROBLEM, "42")
     assert scorer.score(PROBLEM, "42") == Score(1.0, {"judged": 1.0}), "it is not remembered"
 

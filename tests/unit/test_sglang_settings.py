@@ -61,7 +61,7 @@ def test_what_sglang_cannot_do_is_refused_before_anything_starts() -> None:
     )
     recipe = load_recipe("arithmetic", [f'rollout.engine={{use="sglang",{servers}}}'])
     two = recipe.model_copy(update={"workflows": {**recipe.workflows, "more": recipe.workflows["sums"]}})
-    with pytest.raises(UsageError, match=r"`up` would start 2: launch.workers is 1 for each of 2 workflows"):
+    with pytest.raises(UsageError, match=r"`up` would start 2: launch.workers is 1 for each workflow .workflows: 2"):
         check_engine(two)
 
 
