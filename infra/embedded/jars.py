@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
 import os
@@ -35,6 +36,8 @@ ROOTS = (
 )
 FIXED_MTIME = 1_000_000_000
 """File time of every jar, in seconds since the epoch: another time would invalidate the JVM's AOT cache."""
+OF_THE_CACHE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
+"""Errors of the cache folder, not of the network."""
 FETCH_THREADS = 8
 FETCH_TIMEOUT_S = 60
 
@@ -128,6 +131,8 @@ def _fetch(context: MavenContext, cache: Path, coordinate: str, want: str) -> st
             context.project(group, artifact).at_version(version).artifact().resolve()
         except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
             reason, remedy = str(error), "connect this machine to the network and try again"
+            if getattr(error, "errno", None) in OF_THE_CACHE:
+                remedy = "make that folder writable, with room for them, and try again"
             continue
         if _is_good(jar, want):
             return coordinate

@@ -376,4 +376,4 @@ def _describe_logs(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
         if lines:
             errors = [line for line in lines[:-n_lines] if any(word in line for word in _ERRORS)][:4]
             shown.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))
-    return "\n".join(shown) if shown else f"its logs are empty: {', '.join(map(str, log_starts))}"
+    return "\n".join(shown) if shown else f"nothing was written to its logs: {', '.join(map(str, log_starts))}"

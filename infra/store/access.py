@@ -139,5 +139,5 @@ def explain_tls_refusal(error: SSLError) -> str:
     if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}:
         return "it speaks no TLS: write http:// before the endpoint, or leave store.secure out"
     if "ALERT" in reason or "UNSUPPORTED" in reason or "NO_" in reason:
-        return f"the store and this client find no TLS version or cipher that both accept ({reason})"
+        return f"the store and this client do not agree on TLS, such as its version or cipher ({reason})"
     return ""
