@@ -149,8 +149,8 @@ def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
     if truncated > MANY_TRUNCATED:
         yield HealthFinding(
             "truncated",
-            f"{truncated:.0%} of the trajectories end at the token limit, not with an end token: raise "
-            "rollout.max_tokens, or teach the policy to stop.",
+            f"In {truncated:.0%} of the trajectories a generation ended at the token limit, not with an end token: "
+            "raise rollout.max_tokens, or teach the policy to stop.",
         )
     if equal > MANY_EQUAL:
         yield HealthFinding(
