@@ -112,7 +112,7 @@ def _is_good(jar: Path, want: str) -> bool:
 
 def _fetch_all(cache: Path, pins: Mapping[str, str], progress: Callable[[str], None] | None) -> None:
     say = progress or (lambda _: None)
-    say(f"fetching {len(pins)} jars of Kafka {KAFKA_VERSION} (45 MB in all) into {cache}")
+    say(f"fetching {len(pins)} of the jars of Kafka {KAFKA_VERSION} (all have 45 MB) into {cache}")
     context = _maven(cache)
     with ThreadPoolExecutor(FETCH_THREADS) as pool:
         fetched = pool.map(lambda pin: _fetch(context, cache, *pin), pins.items())

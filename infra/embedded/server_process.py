@@ -223,10 +223,10 @@ class ServerProcess(ABC):
     def _lock_folder(self) -> int:
         descriptor = open_locked(self.folder / "owner.lock", 0o600)
         if descriptor is None:
-            owner = (self.folder / "owner.lock").read_text() or "unknown"
+            owner = (self.folder / "owner.lock").read_text()
             raise FolderTaken(
-                f"process {owner} runs {self._a_server} in {self.folder} now: stop its run first, or give this run "
-                "another data folder"
+                f"{f'process {owner}' if owner else 'another process'} runs {self._a_server} in {self.folder} now: "
+                "stop its run first, or give this run another data folder"
             )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
