@@ -92,7 +92,7 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file} (keys of the run's embedded store: only the user who ran `headrace up` can read them, on "
+                f"{keys_file} (keys of the run's embedded store: only the user who started it can read them, on "
                 f"that machine), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
