@@ -37,7 +37,7 @@ def folders_to_clean(data: Path | None, *, everything: bool, may_be_none: bool) 
     found = sorted({path.parent for name in MARKS_OF_FOLDER for path in HOME.glob(f"*/{name}")})
     if everything or (may_be_none and not found):
         return [DataFolder(path) for path in found]
-    return [find_only_folder()]
+    return [find_only_folder(or_address=False)]
 
 
 def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:

@@ -30,10 +30,10 @@ def prepare_checked_group(
     Raises BatchError, RewardError and AdvantageError for an unusable group.
     """
     tokenizer = decoded.trajectory_group.tokenizer_hash
-    if tokenizer and tokenizer != tokenizer_hash():
+    if tokenizer and tokenizer != (own := tokenizer_hash()):
         raise BatchError(
-            f"the group was generated with another tokenizer (BLAKE3 {tokenizer[:16]}…) than this policy's: check that "
-            "the engine serves this policy"
+            f"the group was generated with another tokenizer (BLAKE3 {tokenizer[:16]}…) than this policy's "
+            f"({f'BLAKE3 {own[:16]}…' if own else 'it has none'}): check that the engine serves this policy"
         )
     ready = compute_or_check_advantages(prepare_group(decoded), settings)
     if not any(sequence.mask.any() for sequence in ready.sequences):

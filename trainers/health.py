@@ -70,7 +70,7 @@ def _find_not_finite(now: Metrics) -> Iterator[HealthFinding]:
     if skipped := now.get("steps_skipped", 0.0):
         yield HealthFinding(
             "not_finite",
-            f"{skipped:.0f} optimizer steps of this version were skipped, because loss or gradient was not finite: "
+            f"Skipped optimizer steps of this version: {skipped:.0f}. Loss, gradient or new weights were not finite: "
             "lower trainer.learning_rate, and look at the batch for extreme rewards or log-probabilities.",
         )
 
@@ -92,8 +92,8 @@ def _find_reward_collapse(metrics: Sequence[Metrics]) -> Iterator[HealthFinding]
         yield HealthFinding(
             "reward_collapse",
             f"Mean reward has fallen from {best:.2f} to {means[-1]:.2f} within {len(rewards)} versions: begin a new "
-            "run from an earlier version (`headrace up --branch RUN@VERSION`), with a lower trainer.learning_rate or "
-            "trainer.max_staleness.",
+            "run from an earlier version (`headrace up RECIPE --set name=NAME --branch RUN@VERSION`), with a lower "
+            "trainer.learning_rate or trainer.max_staleness.",
         )
 
 
@@ -149,8 +149,8 @@ def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
     if truncated > MANY_TRUNCATED:
         yield HealthFinding(
             "truncated",
-            f"{truncated:.0%} of the trajectories end at the token limit, not with an end token: raise "
-            "rollout.max_tokens, or teach the policy to stop.",
+            f"In {truncated:.0%} of the trajectories a generation ended at the token limit, not with an end token: "
+            "raise rollout.max_tokens, or teach the policy to stop.",
         )
     if equal > MANY_EQUAL:
         yield HealthFinding(

@@ -75,7 +75,7 @@ class TrainerMessages:
     def build_poison_dead_letters(self, batch: Sequence[Waiting[PreparedGroup]], version: int) -> list[Outgoing]:
         """Return the dead letters of a batch whose step ended the process repeatedly."""
         topic = self.run.topics.curated(self.policy_variant)
-        why = f"training version {version} on these {len(batch)} groups ended the trainer's process again and again"
+        why = f"training version {version} on this batch (groups: {len(batch)}) ended the trainer's process repeatedly"
         outgoing = [self.build_step_begun(version, 0, 0)]
         for entry in batch:
             message = read_one(self.run.connection, (topic, entry.partition), entry.offset)

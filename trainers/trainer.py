@@ -347,7 +347,8 @@ def refuse_other_settings(run: Run, revision: RecipeRevision, policy_variant: st
     before, now = ((one.trainer_of(policy_variant), one.seed, one.evaluate.every) for one in (run.recipe, later))
     if before != now:
         raise MustRestart(
-            f"recipe revision {revision.revision} changes the settings of {policy_variant}: its trainer starts again"
+            f"recipe revision {revision.revision} changes seed, evaluate.every or the settings of {policy_variant}: "
+            "its trainer starts again"
         )
 
 

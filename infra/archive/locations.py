@@ -337,8 +337,8 @@ class InStore:
 
     def _busy_error(self) -> ArchiveBusy:
         return ArchiveBusy(
-            f"another process has archived into {self} at the same time. Its additions are in the archive, but the "
-            "last ones of this command are not. Wait until the other process ends, then give this command again"
+            f"another process has archived into {self} at the same time, so the last additions of this command are not "
+            "in the archive. Wait until the other process ends, then give this command again"
         )
 
     def release(self) -> None:

@@ -130,14 +130,15 @@ def read_manifest(location: Location) -> Manifest:
     try:
         fields = json.loads(text)
         promised = fields.pop("sha256")
+        form = fields.get("format", ARCHIVE_FORMAT)
+        if form != ARCHIVE_FORMAT:  # before the rest, which may have other keys
+            raise UsageError(
+                f"{path} has format {form!r}, and this build of Headrace reads {ARCHIVE_FORMAT!r}: read it with "
+                "the build that wrote it, or archive the run again"
+            )
         found = Manifest.model_validate(fields)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise ArchiveCorrupt(f"{path} cannot be read ({type(error).__name__}): {ADVICE}") from error
-    if found.format != ARCHIVE_FORMAT:
-        raise UsageError(
-            f"{path} has format {found.format!r}, and this build of Headrace reads {ARCHIVE_FORMAT!r}: read it with "
-            "the build that wrote it, or archive the run again"
-        )
     if promised != _digest(fields):
         raise ArchiveCorrupt(
             f"the content of {path} has sha256 {_digest(fields)}, but the file says {promised}: {ADVICE}"

@@ -160,7 +160,8 @@ class Archive:
         if listed is None or claim.store != STORE_NAME:
             lost = self.manifest.missing.get(claim.key)
             why = f": {lost.why}" if lost else ""
-            raise ObjectMissing(f"the archive {self.root} has no object {claim.key[:200]!r}{why}")
+            of = "" if claim.store == STORE_NAME else f" of store {claim.store[:80]!r}"
+            raise ObjectMissing(f"the archive {self.root} has no object {claim.key[:200]!r}{of}{why}")
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
             raise ObjectCorrupt(
                 f"the archive {self.root} has object {claim.key} with sha256 {listed.sha256} and {listed.size_bytes} "

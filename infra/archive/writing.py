@@ -326,5 +326,7 @@ def _folder(partition_id: PartitionId) -> str:
 def _describe_difference(here: tuple[str, int], archived: tuple[str, int]) -> str:
     """Return in which of id and number of partitions a topic differs from the one in an archive."""
     parts = [f"id {here[0]} instead of {archived[0] or 'none'}"] if here[0] != archived[0] else []
-    parts += [f"{here[1]} partitions instead of {archived[1]}"] if here[1] != archived[1] else []
+    parts += (
+        [f"{here[1]} partition{'' if here[1] == 1 else 's'} instead of {archived[1]}"] if here[1] != archived[1] else []
+    )
     return " and ".join(parts)

@@ -190,11 +190,15 @@ def data_folder_of(run: str, given: Path | None) -> DataFolder:
     return DataFolder(given or HOME / run)
 
 
-def find_only_folder() -> DataFolder:
-    """Return the only data folder below the working directory. Raises UsageError if there is none or several."""
+def find_only_folder(*, or_address: bool = True) -> DataFolder:
+    """Return the only data folder below the working directory. Raises UsageError if there is none or several.
+
+    `or_address` says whether the command also takes --run.
+    """
     found = sorted(path.parent for path in HOME.glob("*/run.json"))
     if len(found) == 1:
         return DataFolder(found[0])
     if not found:
-        raise UsageError(f"no run in {HOME.absolute()}: name one by --data FOLDER or --run kafka://HOST:PORT/RUN")
+        other = " or --run kafka://HOST:PORT/RUN" if or_address else ""
+        raise UsageError(f"no run in {HOME.absolute()}: name one by --data FOLDER{other}")
     raise UsageError(f"several runs in {HOME.absolute()}: name one by --data: {', '.join(str(f) for f in found)}")

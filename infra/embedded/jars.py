@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
 import os
@@ -35,6 +36,8 @@ ROOTS = (
 )
 FIXED_MTIME = 1_000_000_000
 """File time of every jar, in seconds since the epoch: another time would invalidate the JVM's AOT cache."""
+OF_THE_CACHE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
+"""Errors of the cache folder, not of the network."""
 FETCH_THREADS = 8
 FETCH_TIMEOUT_S = 60
 
@@ -109,7 +112,7 @@ def _is_good(jar: Path, want: str) -> bool:
 
 def _fetch_all(cache: Path, pins: Mapping[str, str], progress: Callable[[str], None] | None) -> None:
     say = progress or (lambda _: None)
-    say(f"fetching {len(pins)} jars of Kafka {KAFKA_VERSION} (45 MB in all) into {cache}")
+    say(f"fetching {len(pins)} of the jars of Kafka {KAFKA_VERSION} (all have 45 MB) into {cache}")
     context = _maven(cache)
     with ThreadPoolExecutor(FETCH_THREADS) as pool:
         fetched = pool.map(lambda pin: _fetch(context, cache, *pin), pins.items())
@@ -128,6 +131,8 @@ def _fetch(context: MavenContext, cache: Path, coordinate: str, want: str) -> st
             context.project(group, artifact).at_version(version).artifact().resolve()
         except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
             reason, remedy = str(error), "connect this machine to the network and try again"
+            if getattr(error, "errno", None) in OF_THE_CACHE:
+                remedy = "make that folder writable, with room for them, and try again"
             continue
         if _is_good(jar, want):
             return coordinate

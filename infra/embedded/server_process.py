@@ -223,10 +223,10 @@ class ServerProcess(ABC):
     def _lock_folder(self) -> int:
         descriptor = open_locked(self.folder / "owner.lock", 0o600)
         if descriptor is None:
-            owner = (self.folder / "owner.lock").read_text() or "unknown"
+            owner = (self.folder / "owner.lock").read_text()
             raise FolderTaken(
-                f"process {owner} runs {self._a_server} in {self.folder} now: stop its run first, or give this run "
-                "another data folder"
+                f"{f'process {owner}' if owner else 'another process'} runs {self._a_server} in {self.folder} now: "
+                "stop its run first, or give this run another data folder"
             )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -376,4 +376,4 @@ def _describe_logs(log_starts: Mapping[Path, int], n_lines: int = 8) -> str:
         if lines:
             errors = [line for line in lines[:-n_lines] if any(word in line for word in _ERRORS)][:4]
             shown.append("\n  ".join([f"{log} ends with:", *errors, *lines[-n_lines:]]))
-    return "\n".join(shown) if shown else f"its logs are empty: {', '.join(map(str, log_starts))}"
+    return "\n".join(shown) if shown else f"nothing was written to its logs: {', '.join(map(str, log_starts))}"

@@ -149,7 +149,8 @@ def check_client_settings(client: Mapping[str, str], where: str, *, is_complete:
             if any(value and value in fault for key, value in client.items() if is_secret(key, value))
             else f": {fault}"
         )
-        raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} together{shown}")
+        how = "alone" if len(client) == 1 else "together"
+        raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} {how}{shown}")
 
 
 def _find_fault(client: Mapping[str, str]) -> str | None:

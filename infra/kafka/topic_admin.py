@@ -70,7 +70,7 @@ def require_partition_count(connection: Connection, topic: str, wanted: int) -> 
 
 
 def _describe_count(topic: str, found: int, wanted: int) -> str:
-    return f"{topic} has {found} partitions, the recipe has {wanted}"
+    return f"{topic} has {found} partition{'' if found == 1 else 's'}, the run needs {wanted}"
 
 
 def advise_other_name(connection: Connection, topic: str) -> str:
@@ -79,7 +79,8 @@ def advise_other_name(connection: Connection, topic: str) -> str:
     return (
         "The number of partitions is fixed for a run, and Kafka cannot lower it: begin a new run with --set name=NAME. "
         "To begin it with the weights of this run, use "
-        f"`headrace up RECIPE --set name={run}-2 --branch kafka://{connection.bootstrap}/{run}@best`"
+        f"`headrace up RECIPE --set name={run}-2 --branch kafka://{connection.bootstrap}/{run}@best` (if its Kafka "
+        "is embedded, with its data folder in place of the address)"
     )
 
 

@@ -26,7 +26,7 @@ HEAD = """\
 
 After this page you can look up any key of a recipe: its type, its default and its meaning.
 
-[recipes.md](recipes.md) shows whole recipes. An unknown key is refused, and the error names the nearest known one. The
+[recipes.md](recipes.md) shows whole recipes. An unknown key is refused, and the error names the known ones. The
 option `--set trainer.steps=40` sets one key for one command. `NAME` stands for a name that you choose.
 
 A key of type *name* takes the name of something shipped (`"ppo"`), or of your own as `package.module:Name`. To give it

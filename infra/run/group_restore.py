@@ -89,7 +89,8 @@ class Membership:
         run = self.state_topic.partition(".")[0]
         return (
             f"begin a new run with its weights by `headrace up RECIPE --set name={run}-2 --branch "
-            f"kafka://{self.connection.bootstrap}/{run}@best`; groups that are not trained on yet are lost"
+            f"kafka://{self.connection.bootstrap}/{run}@best` (if its Kafka is embedded, with its data folder in place "
+            "of the address); groups that are not trained on yet are lost"
         )
 
     def key(self, partition_id: PartitionId) -> bytes:

@@ -50,7 +50,7 @@ _CUT = b'{"pieces": '
 
 BEGIN_ANEW = (
     "The run cannot go on: begin a new run with its weights by `headrace up RECIPE --set name=NAME --branch "
-    "kafka://HOST:PORT/RUN@best`"
+    "kafka://HOST:PORT/RUN@best` (if its Kafka is embedded, with its data folder in place of the address)"
 )
 
 

@@ -100,12 +100,17 @@ def plan_revision(
     differing = [*find_differences(old, recipe), *find_source_differences(known, here)]
     differing += find_data_differences(newest_environments(one.environments for one in before), environments)
     if differing and not new_recipe and not read_progress(address, old).can_take(differing):
+        # `headrace clean` and another folder leave the topics of a Kafka that the recipe names.
+        others = (
+            "or begin another run (--set name=)"
+            if recipe.kafka.bootstrap
+            else "begin another run (--data or --set name=); or remove this run (`headrace clean`)"
+        )
         raise UsageError(
             f"run {address.run} has another recipe (revision {newest.revision}):\n"
             + "\n".join(f"  {line}" for line in differing)
             + "\nChoose one: go on with the old recipe, its plug-ins and its data; record the new recipe as a revision "
-            "of this run (--new-recipe); begin another run (--data or --set name=); or remove this run "
-            "(`headrace clean`)"
+            f"of this run (--new-recipe); {others}"
         )
     if differing:
         _refuse_other_adapters(old, recipe)

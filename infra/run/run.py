@@ -329,7 +329,7 @@ def require_run(address: RunAddress, names: Collection[str]) -> None:
         if not names:
             there = (
                 "no run has begun there, its topics were deleted, or this user may not see them: `headrace doctor "
-                f"--run {address}` tells which"
+                f"--run {address}` shows the rights that this user lacks"
             )
         raise NoSuchRun(f"there is no run {address.run!r} on {address.connection.bootstrap}: {there}")
 

@@ -92,7 +92,7 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file} (keys of the run's embedded store: only the user who ran `headrace up` can read them, on "
+                f"{keys_file} (keys of the run's embedded store: only the user who started it can read them, on "
                 f"that machine), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
@@ -139,5 +139,5 @@ def explain_tls_refusal(error: SSLError) -> str:
     if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}:
         return "it speaks no TLS: write http:// before the endpoint, or leave store.secure out"
     if "ALERT" in reason or "UNSUPPORTED" in reason or "NO_" in reason:
-        return f"the store and this client find no TLS version or cipher that both accept ({reason})"
+        return f"the store and this client do not agree on TLS, such as its version or cipher ({reason})"
     return ""

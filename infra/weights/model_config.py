@@ -63,9 +63,10 @@ def refuse_longrope(config: Mapping[str, Any], what: str) -> None:
     context = read_context(config)
     if original and context and context <= original:
         return
+    over = f" over a context of {context} tokens" if context else ""
     raise UsageError(
-        f"{what} scales positions by LongRoPE over a context of {context} tokens, so log-probabilities would depend on "
-        "the other sequences of a batch. Copy the model, set max_position_embeddings to "
+        f"{what} scales positions by LongRoPE{over}, so log-probabilities would depend on the other sequences "
+        "of a batch. Copy the model, set max_position_embeddings to "
         f"{original or 'its original context'} in the config.json of the copy, and train with sequences of at most "
         "that length"
     )

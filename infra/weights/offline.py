@@ -143,7 +143,7 @@ def _require_paths(*paths: Path) -> None:
         if not path.exists():
             raise UsageError(f"{path} does not exist: name an existing file or folder")
         if (path / ADAPTER_WEIGHTS).exists():
-            raise UsageError(f"{path} has an adapter beside its base model: name the adapter, {path / ADAPTER_WEIGHTS}")
+            raise UsageError(f"{path} holds an adapter: name its file, {path / ADAPTER_WEIGHTS}")
 
 
 def _hash_and_compare(path: Path, found: WeightsFolder) -> str:

@@ -102,9 +102,14 @@ def _split_file(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
     view = memoryview(data)
     length = int.from_bytes(view[:8], "little")
     text = view[8 : 8 + length]
-    if length > _MAX_HEADER_BYTES or len(text) != length or length == 0:
+    if len(text) != length:
         raise WeightsError(
             f"the safetensors header should have {length} bytes, but {len(text)} are there: not a whole file"
+        )
+    if not 0 < length <= _MAX_HEADER_BYTES:
+        raise WeightsError(
+            f"the safetensors header has {length} bytes, not from 1 to {_MAX_HEADER_BYTES}: the file is damaged or of "
+            "another kind"
         )
     try:
         header = json.loads(bytes(text))

@@ -371,7 +371,7 @@ def test_topics_are_created_once_and_differences_are_refused(connection: Connect
     spec = TopicSpec(f"{run_name}.more", 3, {"retention.ms": "-1"})
     assert ensure_topics(connection, [spec]) == [spec.name]
     assert ensure_topics(connection, [spec]) == []
-    with pytest.raises(TopicDiffers, match="has 3 partitions, the recipe has 5"):
+    with pytest.raises(TopicDiffers, match="has 3 partitions, the run needs 5"):
         ensure_topics(connection, [TopicSpec(spec.name, 5)])
     with pytest.raises(TopicDiffers, match=r"retention\.ms=-1, the run needs 1000"):
         ensure_topics(connection, [TopicSpec(spec.name, 3, {"retention.ms": "1000"})])

@@ -118,7 +118,7 @@ def test_a_sequence_without_a_trained_token_costs_nothing() -> None:
     silent = sequence(5, 0, group=3)
     (step,) = cut_minibatches([silent, sequence(1, 2)], 1, 64, seed=1, version=1)
     assert step.micro_batches[0].ids.shape == (1, 2)
-    with pytest.raises(BatchError, match="none of the 1 sequences"):
+    with pytest.raises(BatchError, match=r"no sequence of its batch .*sequences: 1"):
         cut_minibatches([silent], 1, 64, seed=1, version=1)
 
 

@@ -27,7 +27,7 @@ from headrace.schemas.headers import Stamp
 from headrace.schemas.topics import Topics, TopicSpec
 
 TOPIC = "t.trajectories.solver"
-RAISED = f"{TOPIC} has 9 partitions, the recipe has 8"
+RAISED = f"{TOPIC} has 9 partitions, the run needs 8"
 TO_DO = "Kafka cannot lower it: begin a new run with --set name=NAME"
 BRANCH = "`headrace up RECIPE --set name=t-2 --branch kafka://k:1/t@best`"
 

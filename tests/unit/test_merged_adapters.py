@@ -113,12 +113,12 @@ def test_on_the_hardware_that_made_it_a_checkpoint_of_merged_weights_has_their_b
 
 
 def test_other_bits_on_the_hardware_that_made_the_checkpoint_are_refused(merged_otherwise: Stored) -> None:
-    with pytest.raises(LineageBroken, match="none of the 1 checkpoints"):
+    with pytest.raises(LineageBroken, match=r"no checkpoint of .* can be used \(1 tried\)"):
         merged_otherwise.resume()
 
 
 def test_a_checkpoint_of_another_version_than_its_pointer_names_is_refused_everywhere(stored: Stored) -> None:
-    with pytest.raises(LineageBroken, match="none of the 1 checkpoints"):
+    with pytest.raises(LineageBroken, match=r"no checkpoint of .* can be used \(1 tried\)"):
         stored.resume(version=2, fingerprint=ELSEWHERE)
 
 

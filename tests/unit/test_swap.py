@@ -301,8 +301,9 @@ def test_a_file_that_holds_more_than_a_chain_or_none_is_told_by_its_keys(tmp_pat
         ),
         ("[[curate.chain]]\nuse = 'validate'\n[curate.more]\na = 1\n", r"it also has curate\.more: remove that$"),
         ("chain = ['validate']\nsteps = 4\n", "it also has steps: remove that$"),
-        ("curate = 3\n", "it has no chain$"),
-        ("", "it has no chain$"),
+        ("curate = 3\n", "it has no list `chain`$"),
+        ("", "it has no list `chain`$"),
+        ("chain = 'validate'\n", "it has no list `chain`$"),
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=told):

@@ -120,9 +120,7 @@ def test_a_folder_with_an_adapter_beside_its_base_is_refused_and_the_adapter_its
         (offline.encode, (base, both, tmp_path / "out", Label())),
         (offline.apply, (both, deltas, tmp_path / "out")),
     ):
-        with pytest.raises(
-            UsageError, match=f"{both} has an adapter beside its base model: name the adapter, {adapter}"
-        ):
+        with pytest.raises(UsageError, match=f"{both} holds an adapter: name its file, {adapter}"):
             call(*words)  # type: ignore[operator]
     assert offline.verify(adapter).weights_hash == offline.verify(base).weights_hash
 

@@ -157,8 +157,8 @@ def cut_minibatches(
     trained = [sequence for sequence in sequences if sequence.mask.any()]
     if not trained:
         raise BatchError(
-            f"version {version} cannot be made: none of the {len(sequences)} sequences of its batch has a generated "
-            "token to train on"
+            f"version {version} cannot be made: no sequence of its batch has a generated token to train on (sequences: "
+            f"{len(sequences)})"
         )
     groups = sorted({sequence.group for sequence in sequences}, key=lambda group: _draw(seed, version, group))
     assemble = pack if packed else pad

@@ -54,8 +54,8 @@ def _read_records(run: Run, policy_variant: str, batches: Iterable[BatchTrained]
         found |= _search_topic(run, topic, astray)
     if missing := sorted(UseId.of(use) for use in wanted - found.keys()):
         raise LineageBroken(
-            f"{topic} no longer holds {len(missing)} groups that were trained on, such as {missing[0]}, so their "
-            "versions cannot be trained again: were records of this topic deleted?"
+            f"{topic} no longer holds {len(missing)} of the groups that were trained on, such as {missing[0]}, so "
+            "their versions cannot be trained again: were records of this topic deleted?"
         )
     return _add_payloads(run, topic, found)
 
@@ -66,8 +66,8 @@ def _add_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[
     firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
     if gone := sorted(UseId.of(use) for use, replay in replays.items() if replay not in firsts):
         raise LineageBroken(
-            f"{topic} no longer holds the first uses of {len(gone)} replays that were trained on, such as {gone[0]}, "
-            "so their versions cannot be trained again: were records of this topic deleted?"
+            f"{topic} no longer holds the first uses of {len(gone)} of the replays that were trained on, such as "
+            f"{gone[0]}, so their versions cannot be trained again: were records of this topic deleted?"
         )
     records = {use: curated for use, (_, curated) in found.items()}
     whole_ones = {

@@ -108,6 +108,10 @@ def check_targets(recipe: Recipe, policy: str) -> None:
 def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...]) -> list[str]:
     """Return the layers to adapt, by the ends of their names; without targets, all linear layers except the head."""
     linear = [name for name, module in _modules(model) if isinstance(module, torch.nn.Linear)]
+    if not linear:
+        raise ModelError(
+            f"models of type {model.config.model_type} have no linear layers that can take an adapter: leave `lora` out"
+        )
     ends = sorted({name.rpartition(".")[2] for name in linear})
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
@@ -116,10 +120,6 @@ def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...])
                 f"lora.targets names {target!r}, which is not a linear layer of this {model.config.model_type}; "
                 f"did you mean {near}?"
             )
-    if not linear:
-        raise ModelError(
-            f"models of type {model.config.model_type} have no linear layers that can take an adapter: leave `lora` out"
-        )
     return list(targets) or ends
 
 

@@ -167,8 +167,8 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
         )
     if (path / ADAPTER_CONFIG).exists():
         raise ModelError(
-            f"{path} holds an adapter beside its model: merge the two, for example with peft's merge_and_unload, and "
-            "give the folder of the merged model"
+            f"{path} holds an adapter ({ADAPTER_CONFIG}): merge it into its model, for example with peft's "
+            "merge_and_unload, and give the folder of the merged model"
         )
     config = read_config(path) or {}
     refuse_other_media(config, str(path))

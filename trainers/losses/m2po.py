@@ -98,7 +98,9 @@ def m2po_bounds(
             f"m2po: variant must be one of {', '.join(VARIANTS)}, and budget at least 0; got {variant} and {budget}"
         )
     if not (0 <= floor_low < 1 and floor_high >= 0):
-        raise UsageError(f"m2po: floor_low must be in 0..1 and floor_high at least 0, got {floor_low}, {floor_high}")
+        raise UsageError(
+            f"m2po: floor_low must be from 0 to below 1, and floor_high at least 0; got {floor_low}, {floor_high}"
+        )
     if variant == "mask" and (floor_low or floor_high):
         raise UsageError('m2po: floor_low and floor_high have no effect with variant = "mask": leave them out')
     counted = torch.ones_like(tokens.logprobs, dtype=torch.bool) if tokens.kept is None else tokens.kept

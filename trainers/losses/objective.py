@@ -125,8 +125,8 @@ class Kl:
             raise UsageError(f"trainer.kl: {self.use!r} is not known; take one of {', '.join(DIVERGENCES)}")
         if not 0 <= self.weight < math.inf or self.place not in KL_PLACES:
             raise UsageError(
-                f"trainer.kl: weight must be at least 0 and place one of {', '.join(KL_PLACES)}, got {self.weight}, "
-                f"{self.place!r}"
+                f"trainer.kl: weight must be finite and at least 0, and place one of {', '.join(KL_PLACES)}; got "
+                f"{self.weight}, {self.place!r}"
             )
         if self.unbiased and self.place == "reward":
             raise UsageError(

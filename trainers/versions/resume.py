@@ -109,8 +109,8 @@ def _load_newest_checkpoint(run: Run, policy_variant: str, history: History, fil
         except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
             log.error("checkpoint.unusable", policy=policy_variant, version=version, why=str(error))  # noqa: TRY400 - logged
     raise LineageBroken(
-        f"none of the {len(history.checkpoints)} checkpoints of {policy_variant} in {run.topics.state} can be used: "
-        "see the log lines checkpoint.unusable for the causes. Put back the missing objects, or begin a new run"
+        f"no checkpoint of {policy_variant} in {run.topics.state} can be used ({len(history.checkpoints)} tried): see "
+        "the log lines checkpoint.unusable for the causes. Put back the missing objects, or begin a new run"
     )
 
 
