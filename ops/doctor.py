@@ -89,9 +89,8 @@ def _check_kafka_jars() -> Finding:
     cache = cache_folder()
     missing = sum(not jar_path(cache, coordinate).exists() for coordinate in read_lock())
     if missing:
-        return Finding(
-            "kafka jars", ok=True, detail=f"{missing} are fetched at the first start (45 MB in all) to {cache}"
-        )
+        which = "1 is" if missing == 1 else f"{missing} are"
+        return Finding("kafka jars", ok=True, detail=f"{which} fetched at the first start (45 MB in all) to {cache}")
     return Finding("kafka jars", ok=True, detail=f"all in {cache}: works offline")
 
 
@@ -126,7 +125,7 @@ def _check_memory() -> Finding:
     free = psutil.virtual_memory().available
     cores = len(os.sched_getaffinity(0))
     hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f} GiB: end other programs"
-    return Finding("memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free, {cores} cores{hint}")
+    return Finding("memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free, {cores} core{'s' * (cores != 1)}{hint}")
 
 
 def _check_disk() -> Finding:

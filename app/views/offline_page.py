@@ -184,8 +184,9 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
     if others:
         said.append(
             Text(
-                f"{_count(len(others), 'version')} {'is' if len(others) == 1 else 'are'} not comparable here, the first "
-                f"is {others[0]}: the run made version {others[0]} with other hardware, other software or another number of threads.",
+                f"{_count(len(others), 'version')} {'is' if len(others) == 1 else 'are'} not comparable here, the "
+                f"first is {others[0]}: the run made version {others[0]} with other hardware, other software or "
+                "another number of threads.",
                 style="yellow",
             )
         )
