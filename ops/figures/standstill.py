@@ -58,7 +58,7 @@ QUIET_MS = 20_000
 SHOWN_WORKERS = 3
 """Largest number of workers that a sentence names."""
 
-OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows which groups these are")
+OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows their lengths, rewards and ages")
 ADVICE_BY_REASON = {
     "zero_variance": (
         "the feeder draws further tasks, or ends the run as solved (feed.solved_share) if most have high rewards",
