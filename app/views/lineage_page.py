@@ -81,7 +81,7 @@ def _describe_batch(groups: Iterable[MadeOf]) -> str:
         mean = {version: share / total for version, share in shares.items()}
         parts.append(f"tokens of versions {format_shares(mean)}")
     if missing := sum(group.missing for group in some):
-        parts.append(f"{missing} not on the curated topic any more")
+        parts.append(f"{missing} missing or unreadable on the curated topic")
     return ", ".join(parts)
 
 

@@ -17,6 +17,7 @@ from headrace.ops.offline.exporter import TrajectoryTable as Exported
 from headrace.ops.offline.offline_curator import Curated
 from headrace.ops.offline.offline_run import OfflineSummary
 from headrace.ops.offline.replayer import Replayed
+from headrace.schemas.topics import variant_of
 
 LEFT_OUT = {
     "undecodable": "records that cannot be decoded",
@@ -73,7 +74,7 @@ def offline_page(done: Curated) -> RenderableType:
         gone = (one.dropped, one.dropped_trajectories, one.dead)
         cells = [Text(", ".join(f"{n:,} {why}" for why, n in counts.items()) or "0") for counts in gone]
         table.add_row(policy, f"{one.read:,}", f"{one.kept:,}", f"{one.again:,}", *cells)
-    by = done.chain or "the run's own chain"
+    by = done.chain or ("the shadow's own chain" if any(map(variant_of, done.policies)) else "the run's own chain")
     title = Text.assemble(("curated", "bold"), f"  {done.archive} by {by}, into {done.out}")
     hashes = [Text(f"{one.sha256} {policy}", style="dim") for policy, one in done.policies.items()]
     return Group(title, table, *hashes)

@@ -147,7 +147,9 @@ def describe_shadow(policy_variant: str, shadow: ShadowFigures) -> str:
 def describe_waste(count: int, tokens: int, *, is_all: bool) -> str:
     """Show the wasted share of the tokens that all workers generated; "at least" if not all are known."""
     least = "" if is_all else "at least "
-    return f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled or done twice"
+    return (
+        f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled, too late or done twice"
+    )
 
 
 def _describe_lost(worker: WorkerStatus) -> str:
