@@ -52,7 +52,7 @@ class Wanted:
     transactional_id: str = ""
     """Transactional id of the transaction that the check tries; empty to try none."""
     unbegun: str = ""
-    """Name of a run that has not begun. Its topics are not known yet, so only its recipe topic is checked."""
+    """Name of a run that may not have begun. Its topics are not known, so only its recipe topic is checked."""
 
 
 class ClusterUnfit(UsageError):
@@ -149,7 +149,7 @@ def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
     if lacking:
         return Finding("topics", ok=False, detail="; ".join(lacking))
     if wanted.unbegun:
-        detail = f"run {wanted.unbegun} has not begun: `headrace topics RECIPE` lists the topics that it needs"
+        detail = f"not checked: `headrace topics RECIPE` lists the topics that run {wanted.unbegun} needs"
         return Finding("topics", ok=True, detail=detail, is_note=True)
     missing = len(specs) - len(there)
     unread = sum(seen.topics[spec.name].config is None for spec in there)
@@ -189,9 +189,10 @@ def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[Topic
 def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     """Yield what is wrong with a topic, and the setting to change."""
     if topic.partitions != spec.partitions:
+        there = f"{topic.partitions} partition{'s' * (topic.partitions != 1)}"
         yield (
-            f"{spec.name} has {topic.partitions} partitions, but the run needs {spec.partitions}. The number is fixed "
-            "for a run: begin a new run with --set name=NAME; if this run has begun, add --branch to keep its weights"
+            f"{spec.name} has {there}, but the run needs {spec.partitions}. The number is fixed for a run: "
+            "begin a new run with --set name=NAME; if this run has begun, add --branch to keep its weights"
         )
     config = topic.config or {}
     for key, value in spec.config.items():
@@ -202,8 +203,8 @@ def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
             yield f"{spec.name} has {key}={config[key]}: set it to {least} or more"
     if int(config.get("min.insync.replicas", 1)) > topic.replicas:
         yield (
-            f"{spec.name} has min.insync.replicas={config['min.insync.replicas']}, but {topic.replicas} replicas, so "
-            "it refuses all records: lower the setting, or add replicas"
+            f"{spec.name} has min.insync.replicas={config['min.insync.replicas']}, but {topic.replicas} "
+            f"replica{'s' * (topic.replicas != 1)}, so it refuses all records: lower the setting, or add replicas"
         )
 
 
@@ -286,8 +287,10 @@ def examine_run(text: str) -> list[Finding]:
     """
     address = parse_run(text)
     found = examine_cluster(address.connection, find_needs_of_unbegun(address.run))
-    if not all(finding.ok for finding in found) or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
-        detail = f"not known before run {address.run} begins: `headrace doctor RECIPE` checks it"
+    is_fit = all(finding.ok for finding in found)
+    if not is_fit or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
+        why = f"known before run {address.run} begins" if is_fit else "checked, because the cluster lacks something"
+        detail = f"not {why}: `headrace doctor RECIPE` checks it"
         return [*found, Finding("store", ok=True, detail=detail, is_note=True)]
     run = join(address, CLUSTER_PATIENCE_S)
     found = examine_cluster(address.connection, find_needs(run.recipe, run.topic_specs))

@@ -118,11 +118,15 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
         yield Finding(what, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
 
 
+def _count_problems(count: int) -> str:
+    return f"{count:,} problem{'s' * (count != 1)}"
+
+
 def _describe_sizes(asked: Asked) -> Iterator[str]:
     for name, environment in asked.environments.items():
         training, held_out = environment.size("train"), environment.size("held_out")
         yield (
-            f"{name}: {'problems without end' if training is None else f'{training:,} problems'} for training, "
+            f"{name}: {'problems without end' if training is None else _count_problems(training)} for training, "
             f"{'no end of them' if held_out is None else f'{held_out:,}'} held out"
         )
 

@@ -32,8 +32,8 @@ def choose_best(run: Run, policy: str) -> int:
     if best is None:
         raise UsageError(
             f"the best version of policy {policy} of run {run.address.run} is not known: none of its versions with "
-            "weights has a held-out reward. Choose a version by --version; evaluate.every sets how often a run "
-            "evaluates"
+            "weights has a held-out reward. Give the number of a version: --version N, or for a branch RUN@N. "
+            "evaluate.every sets how often a run evaluates"
         )
     return best.version
 

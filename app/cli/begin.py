@@ -39,7 +39,7 @@ def servers(
     folder, console = data_folder_of("servers", data), open_console(outlives_reader=True)
     if folder.read() is not None:
         raise UsageError(
-            f"{folder.root} is the folder of a run, and `headrace up` starts its servers: give another --data"
+            f"{folder.root} is the folder of a run or a sweep, whose commands start its servers: give another --data"
         )
 
     def show(lines: str) -> None:

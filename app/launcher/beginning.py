@@ -152,10 +152,15 @@ def refuse_run_of_another(
         if who
         else "It is not running, and its objects are not in the embedded store of this data folder"
     )
+    remedy = (
+        "resume this run from its own folder"
+        if embedded_store
+        else "stop these processes or the `headrace up` that runs them, and give the same command again"
+    )
     raise RunOfAnother(
-        f"run {run.address.run} already exists on {run.address.connection.bootstrap}, begun {began} from another data "
-        f"folder. {why}. Begin a new run with --set name=ANOTHER-NAME, resume this run from its own folder, "
-        f"or look at it with `headrace status --run {run.address}`"
+        f"run {run.address.run} already exists on {run.address.connection.bootstrap}, begun {began}, but not from this "
+        f"data folder. {why}. Begin a new run with --set name=ANOTHER-NAME, look at this run with `headrace status "
+        f"--run {run.address}`, or {remedy}"
     )
 
 

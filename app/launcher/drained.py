@@ -141,7 +141,8 @@ class Drain:
 
 def describe_rest(page: RunPage) -> str:
     """Return what is still missing of a run that is no longer waited for, in words; empty if it has drained."""
-    rest = [f"{page.in_flight} groups are still in flight"] if page.in_flight else []
+    groups = "1 group is" if page.in_flight == 1 else f"{page.in_flight} groups are"
+    rest = [f"{groups} still in flight"] if page.in_flight else []
     if page.awaited_evaluations:
         rest.append(f"the last version is not evaluated ({', '.join(page.awaited_evaluations)})")
     if not rest:

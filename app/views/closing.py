@@ -71,9 +71,9 @@ def _find_cause(signs: Signs, share: float, reward: float) -> str:
     if share > MANY_DISCARDED:
         reason = max(signs.discarded, key=lambda name: signs.discarded[name])
         if reason != "zero_variance":
-            return f"Most groups are discarded as {reason}: little is left to learn from."
+            return f"Most groups are discarded, most often as {reason}: little is left to learn from."
         how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
-        return f"In most groups all rewards are equal because the tasks are {how}."
+        return f"Most groups are discarded, most often because all their rewards are equal: the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
         return "The groups are too old: lower trainer.max_staleness, or slow the trainer by larger batches."
     return "No usual cause was found: try another trainer.learning_rate, or larger groups."
@@ -105,7 +105,7 @@ def panel(summary: Summary) -> Panel:
         drawing = "\n".join(chart(by_version(block.reward_curve), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
     ended = f" · {ENDED_TEXTS[summary.ended]}" if summary.ended in ENDED_TEXTS else ""
-    words = f" · {summary.versions} versions in {summary.wall_s:.0f} s{ended}"
+    words = f" · {_count_versions(summary.versions)} in {summary.wall_s:.0f} s{ended}"
     title = Text.assemble((summary.run, "bold"), words)
     return Panel(Group(*parts, _build_facts_table(summary)), title=title, title_align="left", expand=False)
 
@@ -120,10 +120,10 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
     look = ("see what the last step learnt from", f"{program} inspect --step {step}{whose} --data {folder}")
     for why, command in (
         *([look] if step else []),
-        ("check that nothing was lost, from the topics alone", f"{program} audit --data {folder}"),
+        ("check in topics and store that nothing was lost", f"{program} audit --data {folder}"),
         *([best] if summary.ended == EARLY_STOP else []),
         *_suggest_continuing(summary, again),
-        ("remove the servers, topics and files of the run", f"{program} clean --data {folder}"),
+        ("remove what the run left in its folder", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text
@@ -178,7 +178,7 @@ def _build_facts_table(summary: Summary) -> Table:
         table.add_row(
             "ended",
             f"as solved: of the last 500 groups more than {summary.feed.solved_share:.1%} (feed.solved_share) "
-            "were dropped as zero_variance, most of them because every answer was correct",
+            "were dropped as zero_variance, most of them with rewards above 0.5",
         )
         if not groups.trained:
             table.add_row("", "nothing was trained: check that `headrace try` with a wrong --answer gives a low reward")
@@ -218,7 +218,8 @@ def _describe_audit(summary: Summary) -> str:
     proof = summary.audit
     if not proof.ok:
         return f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
-    so_far = f" so far, with {summary.in_flight} groups in flight" if summary.in_flight else ""
+    groups = "1 group" if summary.in_flight == 1 else f"{summary.in_flight} groups"
+    so_far = f" so far, with {groups} in flight" if summary.in_flight else ""
     return f"[green]closes[/]{so_far}: nothing lost, nothing trained twice"
 
 
@@ -233,7 +234,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
     }
     for what, changes in rewards.items():
         for (policy, block), change in zip(policies.items(), changes, strict=True):
-            whose = f"{policy}, {block.versions} versions: " if len(policies) > 1 else ""
+            whose = f"{policy}, {_count_versions(block.versions)}: " if len(policies) > 1 else ""
             table.add_row(what, f"{whose}{change}")
     for policy, block in policies.items():
         whose = f"{policy}: " if len(policies) > 1 else ""
@@ -244,7 +245,12 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             whose = f"{policy}: " if len(policies) > 1 else ""
             table.add_row("best held-out", f"{whose}{block.best.reward:.2f}, version {block.best.version}")
         if block.eval_failures:
-            table.add_row("held-out failed", f"{policy}: {block.eval_failures:,} episodes, not counted in any reward")
+            episodes = "1 episode" if block.eval_failures == 1 else f"{block.eval_failures:,} episodes"
+            table.add_row("held-out failed", f"{policy}: {episodes}, not counted in any reward")
+
+
+def _count_versions(count: int) -> str:
+    return f"{count} version{'' if count == 1 else 's'}"
 
 
 def _describe_change(first: float | None, last: float | None) -> str:

@@ -32,9 +32,9 @@ def gc_page(done: Collected) -> RenderableType:
     parts: list[RenderableType] = [title, table]
     parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
-        parts.append(
-            Text(f"{done.spared} of these objects were written again meanwhile, and were kept.", style="yellow")
-        )
+        were = "was" if done.spared == 1 else "were"
+        words = f"{done.spared} of these objects {were} written again meanwhile, and {were} kept."
+        parts.append(Text(words, style="yellow"))
     if not done.collected:
         parts.append(Text("There is nothing to delete.", style="green"))
     return Group(*parts)
@@ -42,7 +42,8 @@ def gc_page(done: Collected) -> RenderableType:
 
 def _describe_retired(one: RetiredVersions, *, dry_run: bool) -> str:
     ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in one.versions)
-    return f"{'would be retired' if dry_run else 'retired'}: {one.what} of {one.policy}, versions {ranges}"
+    versions = "version" if ranges.isdecimal() else "versions"
+    return f"{'would be retired' if dry_run else 'retired'}: {one.what} of {one.policy}, {versions} {ranges}"
 
 
 def _format_age(seconds: float) -> str:

@@ -65,7 +65,8 @@ def step_page(found: StepSeen) -> RenderableType:
         hint = f"token by token: --trajectory {group.stream}:{group.number}:SAMPLE"
     else:
         more = found.groups_trained - len(found.groups)
-        hint = f"{more} more groups: --limit 0 shows all, --group INDEX shows one in full" if more else ""
+        groups = "1 more group" if more == 1 else f"{more} more groups"
+        hint = f"{groups}: --limit 0 shows all, --group INDEX shows one in full" if more else ""
     return Group(*parts, Text(), Text(hint, style="dim")) if hint else Group(*parts)
 
 
@@ -105,7 +106,8 @@ def _show_group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[Renderabl
             yield table
             yield Padding(text, (0, 0, 0, 7))
     if group.failures:
-        yield Text(f"  {len(group.failures)} episodes failed: {', '.join(group.failures)}", style="red")
+        episodes = "1 episode" if len(group.failures) == 1 else f"{len(group.failures)} episodes"
+        yield Text(f"  {episodes} failed: {', '.join(group.failures)}", style="red")
         yield from (Text(f"    {error.episodes} by {describe_error(error)}", style="red") for error in group.errors)
 
 
@@ -232,7 +234,7 @@ def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
         left -= len(shown)
         parts += [Text(), token_table(shown, begin)]
         if more := len(sequence.each) - len(shown):
-            parts.append(Text(f"{more:,} more tokens: --limit 0 shows all", style="dim"))
+            parts.append(Text(f"{more:,} more token{'s' * (more > 1)}: --limit 0 shows all", style="dim"))
     return Group(*parts)
 
 

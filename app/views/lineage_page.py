@@ -81,7 +81,7 @@ def _describe_batch(groups: Iterable[MadeOf]) -> str:
         mean = {version: share / total for version, share in shares.items()}
         parts.append(f"tokens of versions {format_shares(mean)}")
     if missing := sum(group.missing for group in some):
-        parts.append(f"{missing} not on the curated topic any more")
+        parts.append(f"{missing} missing or unreadable on the curated topic")
     return ", ".join(parts)
 
 
@@ -162,7 +162,8 @@ def describe_fate(one: GroupLineage) -> str:
         return f"it trained {', '.join(versions)}."
     if one.fate == "never_issued":
         stream, issued = one.stream, one.issued_next
-        there = f"{stream}:0 to {stream}:{issued - 1} were" if issued else "no task of that stream was"
+        there = f"{stream}:0 to {stream}:{issued - 1} were" if issued > 1 else "no task of that stream was"
+        there = f"only {stream}:0 was" if issued == 1 else there
         return f"it was never issued: {there}."
     return FATES[one.fate][1].format(reason=one.reason)
 
@@ -172,7 +173,7 @@ def _build_records_table(one: GroupLineage) -> Table:
     table = _make_grid()
     if not one.attempts:
         for times in one.on_tasks:
-            table.add_row("task", f"on the tasks topic, issued again {times} times" if times else "on the tasks topic")
+            table.add_row("task", f"on the tasks topic{f', {_describe_reissues(times)}' if times else ''}")
     for attempt in one.attempts:
         table.add_row("produced" if attempt.counts else "passed over", Text(_describe_attempt(attempt)))
         for error in attempt.errors:
@@ -202,9 +203,10 @@ def _describe_attempt(attempt: PlayAttempt) -> str:
         seconds = (attempt.finished_ms - attempt.started_ms) / 1000
         words.append(f"{format_utc(attempt.finished_ms)} after {seconds:.1f} s")
     if attempt.attempt:
-        words.append(f"issued again {attempt.attempt} times before")
+        words.append(f"{_describe_reissues(attempt.attempt)} before")
     if attempt.trajectories:
-        words.append(f"{attempt.trajectories} trajectories, tokens of versions {_describe_version_range(attempt)}")
+        trajectories = "1 trajectory" if attempt.trajectories == 1 else f"{attempt.trajectories} trajectories"
+        words.append(f"{trajectories}, tokens of versions {_describe_version_range(attempt)}")
     if attempt.failures:
         words.append(f"{len(attempt.failures)} failed: {', '.join(sorted(set(attempt.failures)))}")
     if attempt.reason:
@@ -212,6 +214,10 @@ def _describe_attempt(attempt: PlayAttempt) -> str:
     if attempt.unreadable:
         words.append(attempt.unreadable)
     return ", ".join(words)
+
+
+def _describe_reissues(times: int) -> str:
+    return f"issued again {'once' if times == 1 else f'{times} times'}"
 
 
 def _describe_outcome(outcome: Concluded) -> str:

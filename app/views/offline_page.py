@@ -17,6 +17,7 @@ from headrace.ops.offline.exporter import TrajectoryTable as Exported
 from headrace.ops.offline.offline_curator import Curated
 from headrace.ops.offline.offline_run import OfflineSummary
 from headrace.ops.offline.replayer import Replayed
+from headrace.schemas.topics import variant_of
 
 LEFT_OUT = {
     "undecodable": "records that cannot be decoded",
@@ -36,12 +37,13 @@ def archive_page(done: Archived) -> RenderableType:
     objects = done.objects
     parts: list[RenderableType] = [_build_title("archived", done, done.archive), table]
     if objects.count:
-        parts.append(
-            Text(f"{objects.count:,} objects, {format_bytes(objects.bytes)}, {objects.new:,} of them new this time")
-        )
+        held = f"{_count(objects.count, 'object')}, {format_bytes(objects.bytes)}"
+        parts.append(Text(f"{held}, {objects.new:,} of them new this time"))
     parts += [Text(f"An object could not be read: {why}", style="yellow") for why in objects.missing.values()]
     if done.raw:
-        parts.append(Text(f"{done.raw:,} values do not have a known schema, and are kept as bytes."))
+        verbs = ("does", "is") if done.raw == 1 else ("do", "are")
+        values = _count(done.raw, "value")
+        parts.append(Text(f"{values} {verbs[0]} not have a known schema, and {verbs[1]} kept as bytes."))
     gone = Counter[str]()
     for deleted in done.gone:
         gone[deleted.topic] += deleted.end - deleted.begin
@@ -51,7 +53,7 @@ def archive_page(done: Archived) -> RenderableType:
 
 def _describe_deleted(topic: str, offsets: int) -> str:
     why = " (finished tasks are deleted)" if topic.startswith(("tasks.", "eval-tasks.")) else ""
-    return f"{topic}: the records at {offsets:,} offsets had been deleted before it was archived{why}."
+    return f"{topic}: the records at {_count(offsets, 'offset')} had been deleted before it was archived{why}."
 
 
 def replay_page(done: Replayed) -> RenderableType:
@@ -61,7 +63,7 @@ def replay_page(done: Replayed) -> RenderableType:
         table.add_row(name, f"{one.records:,}", f"{one.new_records:,}")
     parts: list[RenderableType] = [_build_title("replayed", done, done.into), table]
     if done.objects:
-        parts.append(Text(f"{done.objects:,} objects are in the store."))
+        parts.append(Text(f"{_count(done.objects, 'object')} {'is' if done.objects == 1 else 'are'} in the store."))
     return Group(*parts)
 
 
@@ -72,7 +74,7 @@ def offline_page(done: Curated) -> RenderableType:
         gone = (one.dropped, one.dropped_trajectories, one.dead)
         cells = [Text(", ".join(f"{n:,} {why}" for why, n in counts.items()) or "0") for counts in gone]
         table.add_row(policy, f"{one.read:,}", f"{one.kept:,}", f"{one.again:,}", *cells)
-    by = done.chain or "the run's own chain"
+    by = done.chain or ("the shadow's own chain" if any(map(variant_of, done.policies)) else "the run's own chain")
     title = Text.assemble(("curated", "bold"), f"  {done.archive} by {by}, into {done.out}")
     hashes = [Text(f"{one.sha256} {policy}", style="dim") for policy, one in done.policies.items()]
     return Group(title, table, *hashes)
@@ -84,12 +86,12 @@ def export_page(done: Exported) -> RenderableType:
     for outcome, count in done.outcomes.items():
         table.add_row(Text(outcome), f"{count:,}")
     what = f"  {done.topic} of {done.archive} into {done.file}"
-    title = Text.assemble(("exported", "bold"), f"{what}: {done.rows:,} rows, {format_bytes(done.bytes)}")
+    title = Text.assemble(("exported", "bold"), f"{what}: {_count(done.rows, 'row')}, {format_bytes(done.bytes)}")
     parts: list[RenderableType] = [title, table]
     if not done.texts:
         parts.append(Text("No texts: the archive holds no tokenizer. `headrace archive --with-weights` adds it."))
     parts += [
-        Text(f"Left out as {why}: {count:,} {LEFT_OUT.get(why, 'records')}.", style="yellow")
+        Text(f"Left out as {why}, {count:,} in all: {LEFT_OUT.get(why, 'records')}.", style="yellow")
         for why, count in done.skipped.items()
     ]
     return Group(*parts)
@@ -97,6 +99,10 @@ def export_page(done: Exported) -> RenderableType:
 
 def _build_title(what: str, done: Archived | Replayed, where: str) -> Text:
     return Text.assemble((what, "bold"), f"  run {done.run} into {where}, {done.seconds:.1f} s")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _build_table(first: str, *others: str) -> Table:
@@ -171,15 +177,17 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
     elif compared:
         said.append(
             Text(
-                f"{'All ' if not others else ''}{len(compared)} versions came out as in the run, bit for bit.",
+                f"{'' if others or len(compared) == 1 else 'All '}{_count(len(compared), 'version')} came out as in "
+                "the run, bit for bit.",
                 style="green",
             )
         )
     if others:
         said.append(
             Text(
-                f"{len(others)} versions are not comparable here, the first is {others[0]}: the run made version "
-                f"{others[0]} with other hardware, other software or another number of threads.",
+                f"{_count(len(others), 'version')} {'is' if len(others) == 1 else 'are'} not comparable here, the "
+                f"first is {others[0]}: the run made version {others[0]} with other hardware, other software or "
+                "another number of threads.",
                 style="yellow",
             )
         )
@@ -192,8 +200,8 @@ def _show_counts(trained: TrainedOffline) -> list[Text]:
         return []
     gone = {**counts.evicted, **counts.unusable, "left over": counts.left}
     said = ", ".join(f"{count:,} {why}" for why, count in gone.items() if count)
-    words = f"{counts.read:,} records read, {trained.trained:,} groups trained on"
-    parts = [Text(f"{words}{', ' + said if said else ''}; {counts.unread:,} records not read.")]
+    words = f"{_count(counts.read, 'record')} read, {_count(trained.trained, 'group')} trained on"
+    parts = [Text(f"{words}{', ' + said if said else ''}; {_count(counts.unread, 'record')} not read.")]
     if counts.first_unusable:
         parts.append(Text(f"The first unusable record is {counts.first_unusable}", style="yellow"))
     if counts.evicted.get("expired"):
@@ -215,7 +223,7 @@ def run_page(summary: OfflineSummary) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_row("run", Text.assemble((summary.run, "bold"), f" over {data.archive}, nothing played"))
-    table.add_row("policy", f"{policy}, {len(block.progress) - 1} versions, to version {block.versions}")
+    table.add_row("policy", f"{policy}, {_count(len(block.progress) - 1, 'version')}, to version {block.versions}")
     table.add_row("groups", f"{groups.issued:,} read, {groups.trained:,} trained, {groups.replayed:,} replayed")
     table.add_row("dropped", Text(dropped))
     for version, reward in block.eval_curve:
@@ -285,15 +293,19 @@ def _describe_hashes(retrained: Retrained) -> Text:
     if not retrained.comparable:
         why = "\n".join(f"  {part}" for part in retrained.differing)
         return Text(f"Not comparable here: the numerics fingerprint differs (recorded -> here).\n{why}", style="yellow")
-    return Text(f"All {len(versions)} versions after checkpoint {from_} came out the same, bit for bit.", style="green")
+    which = f"All {len(versions)} versions" if len(versions) > 1 else f"Version {versions[0].version}"
+    return Text(f"{which} after checkpoint {from_} came out the same, bit for bit.", style="green")
 
 
 def _show_experiment(retrained: Experiment) -> list[RenderableType]:
     """Return the result of other settings beside that of the run's own."""
     run, into, versions = retrained.run, retrained.into, retrained.versions
     changed = sum(not one.equal for one in versions)
-    made = f"Run {into} holds versions {versions[0].version} to {versions[-1].version}, made from the batches of "
-    parts: list[RenderableType] = [Text(f"{made}{run}; {changed} have other weights.", style="green")]
+    first, last = versions[0].version, versions[-1].version
+    held = f"version {first}" if first == last else f"versions {first} to {last}"
+    other = f"{changed} {'has' if changed == 1 else 'have'} other weights"
+    made = f"Run {into} holds {held}, made from the batches of {run}; {other}."
+    parts: list[RenderableType] = [Text(made, style="green")]
     parts += [Text(f"  {line}") for line in retrained.settings]
     table = Table("", f"{run}, mean", "at the last", f"{into}, mean", "at the last", box=None, header_style="dim")
     for column in table.columns[1:]:

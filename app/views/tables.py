@@ -95,7 +95,8 @@ def _describe_revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
         if any(one.begins.values()):
             words.append(_name_first_tasks(one))
         chain = " → ".join(one.chain) or "no chain"
-        yield "revision", f"{' '.join(words)}: {one.groups} groups, {one.kept} kept by {chain}"
+        groups = "1 group" if one.groups == 1 else f"{one.groups} groups"
+        yield "revision", f"{' '.join(words)}: {groups}, {one.kept} kept by {chain}"
 
 
 def describe_revision(one: RevisionFigures) -> str:
@@ -146,7 +147,9 @@ def describe_shadow(policy_variant: str, shadow: ShadowFigures) -> str:
 def describe_waste(count: int, tokens: int, *, is_all: bool) -> str:
     """Show the wasted share of the tokens that all workers generated; "at least" if not all are known."""
     least = "" if is_all else "at least "
-    return f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled or done twice"
+    return (
+        f"{least}{count / max(1, tokens):.1%} of {tokens:,} generated tokens: failed, cancelled, too late or done twice"
+    )
 
 
 def _describe_lost(worker: WorkerStatus) -> str:
@@ -191,19 +194,17 @@ def _describe_replays(policy: str, counts: PolicyAudit) -> str:
     asked, trained, discarded = counts.replays, counts.replayed, counts.replays_discarded
     left = f", {asked - trained - discarded} not concluded" if asked > trained + discarded else ""
     share = trained / max(1, trained + counts.trained)
-    beside = f"{trained} trained beside {counts.trained} fresh groups ({share:.0%})"
-    return f"{policy}: {asked} replays, {beside}, {discarded} discarded{left}"
+    fresh = "1 fresh group" if counts.trained == 1 else f"{counts.trained} fresh groups"
+    beside = f"{trained} trained beside {fresh} ({share:.0%})"
+    return f"{policy}: {asked} replay{'' if asked == 1 else 's'}, {beside}, {discarded} discarded{left}"
 
 
 def _describe_reading(audit: AuditReport) -> str:
-    store = {
-        "checked": f"{audit.objects} objects",
-        "left out": "no objects (--no-store)",
-        "away": f"{audit.objects} objects",
-    }
+    objects = f"{audit.objects} object{'' if audit.objects == 1 else 's'}"
+    store = {"checked": objects, "left out": "no objects (--no-store)", "away": objects}
     text = f"{audit.records:,} records read at {audit.records_per_s:,}/s, {store[audit.store]}"
     if deep := audit.deep:
-        text += f"; {deep.records:,} groups decoded at {deep.records_per_s:,}/s"
+        text += f"; {deep.records:,} group{'' if deep.records == 1 else 's'} decoded at {deep.records_per_s:,}/s"
     if unreadable := audit.unreadable_letters:
         letters = "dead letter cannot be read, so it concludes"
         if unreadable > 1:

@@ -46,7 +46,7 @@ def trial_page(tried: Tried) -> RenderableType:
     for shadow in tried.shadows:
         parts += [
             Text(),
-            Text(f"shadow {shadow} was not tried: its chain and its trainer run only under `headrace up`"),
+            Text(f"shadow {shadow} was not tried: its chain and its trainer run only in a run"),
         ]
     return Group(*parts)
 
@@ -63,7 +63,7 @@ def _show_policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
         begin = find_table_begin(sequences[0].each, MOST_TOKENS_SHOWN)
         yield token_table(sequences[0].each[begin : begin + MOST_TOKENS_SHOWN], begin)
         if (more := len(sequences[0].each) - MOST_TOKENS_SHOWN) > 0:
-            yield Text(f"{more:,} more tokens: --json has all", style="dim")
+            yield Text(f"{more:,} more token{'s' * (more > 1)}: --json has all", style="dim")
     yield Text()
     yield from _show_step(policy.step) if policy.step else [Text(f"no step: {policy.no_step}", style="yellow")]
 
@@ -158,8 +158,8 @@ def _show_step(step: StepTried) -> Iterator[RenderableType]:
     yield facts([*measured, *list_own_metrics(step.metrics)])
     if not step.has_advantages:
         yield Text(
-            "Every advantage is 0 because the rewards within each group are equal, so there is nothing to learn. "
-            "Give --answer TEXT several times, to let the policy give right and wrong answers.",
+            "Every advantage is 0, so there is nothing to learn. Usually this is because the rewards within each group "
+            "are equal: give --answer TEXT several times, to let the policy give right and wrong answers.",
             style="yellow",
         )
 

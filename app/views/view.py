@@ -97,7 +97,8 @@ def line(moment: Moment) -> str:
         words.append(dead_letters)
     if failed := [error for error in figures.errors if not error.component]:
         most = describe_error(failed[0].first).partition(":")[0]
-        words.append(f"{sum(error.count for error in failed)} episodes failed (most by {most})")
+        count = sum(error.count for error in failed)
+        words.append(f"{count} episode{'' if count == 1 else 's'} failed (most by {most})")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
     if figures.standstill is not None:  # its sentence is long, and is printed once
@@ -232,12 +233,16 @@ def _describe_workers(moment: Moment) -> str:
     here = [worker for worker in moment.figures.workers if is_alive(worker, moment.now_ms)]
     words = [
         f"{worker.worker} {worker.state}"
-        + (f" ({worker.detail})" if worker.detail else f", {worker.groups_done:,} groups")
+        + (f" ({worker.detail})" if worker.detail else f", {_count_groups(worker.groups_done)}")
         for worker in here[:SHORTEN_WORKERS]
     ]
     if len(here) > SHORTEN_WORKERS:
         words.append(f"and {len(here) - SHORTEN_WORKERS} more")
     return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
+
+
+def _count_groups(count: int) -> str:
+    return f"{count:,} group{'' if count == 1 else 's'}"
 
 
 def _select_evals(moment: Moment, policy: str) -> dict[str, list[EvalResult]]:

@@ -114,8 +114,8 @@ def _describe_join(found: WeightsHistory) -> str:
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:
         return (
-            "not possible now, because the published objects do not lead to the newest version; the next anchor (whole "
-            "weights) repairs this"
+            "not possible now, because the published objects do not lead to the newest version; if the run makes a "
+            "further anchor (whole weights), it repairs this"
         )
     compared = f", {way.bytes / full:.2f} x whole" if full else ""
     return f"{format_bytes(way.bytes)} in {way.objects} object{'s' * (way.objects > 1)}{compared}"

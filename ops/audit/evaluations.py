@@ -242,7 +242,9 @@ class Evaluations:
             asked = issued // self._size if self._size else 0
             there = sum(one.results for one in own)
             if there < asked and all(one.answered == issued for one in own):
-                yield f"{asked} evaluations of {workflow} have all answers, but only {there} of them have a result"
+                who = f"1 evaluation of {workflow} has" if asked == 1 else f"{asked} evaluations of {workflow} have"
+                verb = "has" if there == 1 else "have"
+                yield f"{who} all answers, but only {there} of them {verb} a result"
 
     def _is_another_now(self, workflow: str) -> bool:
         """Return whether the newest recipe lacks a workflow, or a policy of it, so that a result may be missing."""

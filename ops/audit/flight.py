@@ -70,9 +70,10 @@ class Flight:
         found, numbers, most, policy_variant = [], self._numbers, self._bounds, self._policy_variant
         waiting, room = numbers.count_waiting(), most.waiting[policy_variant]
         if waiting > room:
+            lost = "1 group is lost" if waiting - room == 1 else f"{waiting - room} groups are lost"
             what = (
                 f"{waiting} groups of {policy_variant} were read by its trainer and neither trained nor evicted, but "
-                f"its window and unfinished batches hold at most {room}: {waiting - room} groups are lost"
+                f"its window and unfinished batches hold at most {room}: {lost}"
             )
             found.append((waiting - room, what))
         room = most.open.get(policy_variant, 0) + numbers.reopened + numbers.count_played_though_dead()
@@ -80,7 +81,7 @@ class Flight:
         if flying > room:
             what = (
                 f"{flying} tasks of {policy_variant} are in flight, but the feeder allows at most {room} open tasks: "
-                f"{flying - room} are lost"
+                f"{flying - room} {'is' if flying - room == 1 else 'are'} lost"
             )
             found.append((flying - room, what))
         return found

@@ -33,9 +33,13 @@ def recipe_problems(
     for where, revision in records:
         number = revision.revision
         if number not in first:
-            if number != len(first):
-                found = f"recipe revision {number} follows {len(first) - 1}, so the revisions between are missing"
-                yield f"{found if first else f'the recipe topic begins with revision {number}, not 0'}: {where}"
+            newest = max(first, default=-1)
+            if not first and number:
+                yield f"the recipe topic begins with revision {number}, not 0: {where}"
+            elif number < newest:
+                yield f"recipe revision {number} comes after revision {newest}: {where}"
+            elif number > newest + 1:
+                yield f"recipe revision {number} follows {newest}, so the revisions between are missing: {where}"
             first[number] = where, revision
             continue
         before, known = first[number]

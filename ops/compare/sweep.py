@@ -290,10 +290,8 @@ class _Playing:
             if rest := run_folder.rest():
                 self._say(f"{what}: {escape(rest)}")
             elif summary is None:
-                self._say(
-                    f"{what}: failed with exit code {code}; the other runs continue. "
-                    f"{escape(str(run_folder.output))} ends with"
-                )
+                others = "; the other runs continue" if self._done < self._total else ""
+                self._say(f"{what}: failed with exit code {code}{others}. {escape(str(run_folder.output))} ends with")
                 self._say(escape("\n".join(f"    {line}" for line in run_folder.tail_of_output().splitlines())))
             else:
                 self._say(f"{what}: {describe_run_result(summary)}")

@@ -60,7 +60,7 @@ async def check_seeds(subject: Subject) -> str:
         )
     if one == other:
         raise Broken(f"seeds 1 and 2 gave the same {len(one)} tokens at temperature 1")
-    return "seed 1 gave the same 32 tokens twice, seed 2 gave others"
+    return f"seed 1 gave the same {len(one)} tokens twice, seed 2 gave others"
 
 
 async def check_ends(subject: Subject) -> str:
@@ -272,7 +272,8 @@ async def check_closing(subject: Subject) -> str:
     try:
         await subject.generate(subject.draw_prompt(9), most)
     except EngineError:
-        return "an open and a later request raised EngineError" if open_one else "a later request raised EngineError"
+        is_refused = isinstance(open_one, EngineError)
+        return "an open and a later request raised EngineError" if is_refused else "a later request raised EngineError"
     raise Broken("a request after close() must raise EngineError; it was answered")
 
 

@@ -18,6 +18,7 @@ from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
+from headrace.ops.figures.standstill_words import count_things, describe_playing, describe_restarts
 from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
 from headrace.schemas.records import WorkerStatus
@@ -57,7 +58,7 @@ QUIET_MS = 20_000
 SHOWN_WORKERS = 3
 """Largest number of workers that a sentence names."""
 
-OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows which groups these are")
+OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows their lengths, rewards and ages")
 ADVICE_BY_REASON = {
     "zero_variance": (
         "the feeder draws further tasks, or ends the run as solved (feed.solved_share) if most have high rewards",
@@ -241,7 +242,7 @@ class _Stand:
         begin_ms = self.seen.groups.begin_ms(self.policy_variant)
         since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
         what = f"has been trained on hardly any group since {self._format_time(since_ms)}"
-        return self._build_standstill(_build_discarded_cause(count, discarded), since_ms, what)
+        return self._build_standstill(_build_discarded_cause(self.policy_variant, count, discarded), since_ms, what)
 
     def _build_standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
         name = self.policy_variant
@@ -272,7 +273,9 @@ class _Stand:
         own = {name: one for name, one in self.around.processes.items() if name.startswith(names)}
         frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]
         short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
-        to_do = f"{self._log_hint(f'rollout-{streams[0]}-0')}, or start workers by `headrace rollout --run ADDRESS`"
+        which = f" --workflow {streams[0]}" if len(self.seen.recipe.workflows) > 1 else ""
+        start = f"start workers by `headrace rollout{which} --run ADDRESS`"
+        to_do = f"{self._log_hint(f'rollout-{streams[0]}-0')}, or {start}"
         return _Cause("no_worker", short, self._describe_restarts("rollout-"), to_do)
 
     def _blame_waiting(self) -> _Cause | None:
@@ -289,7 +292,7 @@ class _Stand:
         count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         if count < ENOUGH or discarded.total() < MOST * count:
             return None
-        return _build_discarded_cause(count, discarded)
+        return _build_discarded_cause(self.policy_variant, count, discarded)
 
     def _blame_feeder(self) -> _Cause | None:
         if self.seen.in_flight.get(self.policy_variant, 0) > 0:
@@ -305,7 +308,8 @@ class _Stand:
             return None
         name = f"curate-{self.policy_variant}"
         since = f" since {self._format_time(last_ms)}" if last_ms else ""
-        short = f"{waiting} groups wait for the curator, which has concluded none{since}"
+        groups = f"{count_things(waiting, 'group')} {'waits' if waiting == 1 else 'wait'}"
+        short = f"{groups} for the curator, which has concluded none{since}"
         to_do = (
             f"{self._log_hint(f'{name}-0')}, or start a curator by `headrace curate --policy {policy} --run ADDRESS`"
         )
@@ -327,12 +331,7 @@ class _Stand:
         count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
-        came = (
-            f"{count} groups have concluded since, {discarded.total()} of them discarded"
-            if count
-            else "no group has concluded since"
-        )
-        short = f"{len(here)} workers play {running} episodes, and {came}; a batch needs {batch} groups"
+        short = describe_playing(len(here), running, count, discarded.total(), batch)
         limit = self.seen.recipe.rollout.episode_limit_s
         itself = f"an episode that takes {limit:g} s is ended and counts as failed"
         to_do = f"run more workers, or lower trainer.groups_per_batch; {self._log_hint(here[0].worker)}"
@@ -347,27 +346,28 @@ class _Stand:
     def _describe_trouble(self, *prefixes: str) -> str:
         """Return a text about the processes of these names that have stopped or were restarted; empty if none."""
         found = [
-            f"{name} is {one.state}, started {one.starts} times, and ended with exit code {one.exit_code}"
-            + (f" ({one.error})" if one.error else "")
+            f"{name} is {one.state}, started {'once' if one.starts == 1 else f'{one.starts} times'}, and ended with "
+            f"exit code {one.exit_code}" + (f" ({one.error})" if one.error else "")
             for name, one in self.around.processes.items()
             if name.startswith(prefixes) and one.exit_code is not None
         ]
         return f"; {', '.join(found[:SHOWN_WORKERS])}" if found else ""
 
     def _describe_restarts(self, prefix: str) -> str:
-        if any(name.startswith(prefix) for name in self.around.processes):
-            return "`headrace up` restarts a process that dies; if that does not help, it gives up the run"
-        return "nothing, unless your own supervisor restarts the process"
+        return describe_restarts(prefix, self.around.processes, has_launcher=bool(self.around.began_ms))
 
     def _log_hint(self, name: str) -> str:
         here = name in self.around.processes and self.around.logs
         return f"look into {self.around.logs}/{name}.log" if here else f"look into the log of {name}"
 
 
-def _build_discarded_cause(count: int, discarded: Counter[str]) -> _Cause:
+def _build_discarded_cause(variant: str, count: int, discarded: Counter[str]) -> _Cause:
     [(reason, times)] = discarded.most_common(1)
     short = f"of {count} groups {discarded.total()} were discarded, {times} of them as {reason}"
-    return _Cause("dropped", short, *ADVICE_BY_REASON.get(reason, OTHER_ADVICE))
+    itself, to_do = ADVICE_BY_REASON.get(reason, OTHER_ADVICE)
+    if reason == "algorithm_failed" and variant_of(variant):  # a shadow writes no dead letters
+        to_do = "fix the algorithm: the log of its curator gives its error"
+    return _Cause("dropped", short, itself, to_do)
 
 
 def patience_ms(made_ms: Iterable[int]) -> int:
@@ -413,5 +413,5 @@ def describe_discards(variant: str, trained: int, discarded: Mapping[str, int]) 
     count = trained + early.total()
     if count < ENOUGH_AT_ONCE or early.total() < NEARLY_ALL * count:
         return ""
-    found = _build_discarded_cause(count, early)
+    found = _build_discarded_cause(variant, count, early)
     return f"{variant} was trained on hardly any group: {found.short}. What you can do: {found.to_do}"

@@ -348,6 +348,7 @@ def look_up_group(run: Run, policy: str | None, group: str) -> GroupFate:
     found = {name: group_lineage(run, name, stream, number) for name in chosen}
     if not any(one.is_known for one in found.values()):
         issued = max(one.issued_next for one in found.values())
-        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued else f"no task of {stream} was issued yet"
+        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued > 1 else f"there is only {stream}:0"
+        there = there if issued else f"no task of {stream} was issued yet"
         raise UsageError(f"run {run.address.run} never issued a group {group}: {there}")
     return GroupFate(run.address.run, group, found)

@@ -111,7 +111,9 @@ def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
     if not batches:
         return f"no step {version}: nothing is trained yet"
     start = "; version 0 is the start, which no step made" if version == 0 and batches[0].version == 1 else ""
-    return f"no step {version}: there are {batches[0].version} to {batches[-1].version}{start}"
+    first, last = batches[0].version, batches[-1].version
+    there = f"there are {first} to {last}" if first < last else f"there is only {first}"
+    return f"no step {version}: {there}{start}"
 
 
 def _find_index(batch: BatchTrained, word: str) -> int:

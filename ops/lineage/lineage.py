@@ -140,6 +140,8 @@ def describe_missing_version(version: int, *known: Iterable[int]) -> str:
     there = sorted({one for some in known for one in some})
     if not there:
         return f"no version {version}: no version is published yet"
+    if len(there) == 1:
+        return f"no version {version}: there is only {there[0]}"
     return f"no version {version}: there are {there[0]} to {there[-1]}"
 
 

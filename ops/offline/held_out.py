@@ -149,7 +149,7 @@ def _list_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[T
     if size is not None and size < recipe.evaluate.problems:
         raise UsageError(
             f"evaluate.problems is {recipe.evaluate.problems}, but the environment of workflow {workflow} holds out "
-            f"{size} problems: "
+            f"{size} problem{'s' * (size != 1)}: "
             + (
                 f"give --set evaluate.problems={size}"
                 if size

@@ -188,7 +188,7 @@ def _put_objects(archive: Archive, target: Target) -> int:
         return 0
     if target.store is None:
         raise UsageError(
-            f"the archive {archive.root} holds {len(held)} objects, but its recipe has no store.endpoint to put them "
+            f"the archive {archive.root} holds objects ({len(held)}), but its recipe has no store.endpoint to put them "
             "into (the run had an embedded store): give --data NEW_FOLDER instead of --into, to get an embedded store"
         )
     with ObjectStore(replace(target.store, prefix="")) as store, open_progress("putting objects") as tell:

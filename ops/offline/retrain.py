@@ -132,7 +132,7 @@ def cut_into_stretches(history: History, span: VersionSpan, whose: str) -> list[
     if begin is not None and begin > newest:
         raise UsageError(
             f"--from {begin} is above {newest}, the newest version of {whose}. Training "
-            "begins at the newest checkpoint at or below --from; there are checkpoints of versions "
+            "begins at the newest checkpoint at or below --from; these versions have a checkpoint: "
             f"{', '.join(map(str, sorted(history.checkpoints)))}"
         )
     if not start < (newest if end is None else end) <= newest:

@@ -51,7 +51,9 @@ def test_a_run_whose_objects_are_in_another_folders_store_is_refused_to_all_but_
     assert remembered == [run.run_id]
 
     for _ in range(2):
-        with pytest.raises(RunOfAnother, match=r"begun 20.* UTC from another data folder. It is not running, and"):
+        with pytest.raises(
+            RunOfAnother, match=r"begun 20.* UTC, but not from this data folder. It is not running, and"
+        ):
             begin_or_join(his, recipe, lambda _: None, new_recipe=False)
     again = begin_or_join(hers, recipe, lambda _: None, new_recipe=False, own_run_id=run.run_id)
     assert (again.run_id, again.store_address) == (run.run_id, run.store_address)

@@ -104,7 +104,7 @@ SAYS: list[tuple[Callable[[Scene], object], list[str]]] = [
     (
         lambda scene: scene.results.pop(),
         [
-            "2 evaluations of sums have all answers, but only 1 of them have a result",
+            "2 evaluations of sums have all answers, but only 1 of them has a result",
             f"{NAME.format(1)} has all answers, but no result",
         ],
     ),

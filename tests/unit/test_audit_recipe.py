@@ -37,6 +37,13 @@ def test_a_revision_has_one_content() -> None:
             [f"{two} (plug-in new: source {'b' * 12} -> {'d' * 12}): @0 and @2"],
         ),
         ([replace(FIRST, revision=2)], ["recipe revision 2 follows 0, so the revisions between are missing: @1"]),
+        (
+            [replace(FIRST, revision=number) for number in (2, 3, 1)],
+            [
+                "recipe revision 2 follows 0, so the revisions between are missing: @1",
+                "recipe revision 1 comes after revision 3: @3",
+            ],
+        ),
         ([replace(FIRST, swapped=True)], [f"{two} (whether `headrace swap` wrote it): @0 and @1"]),
     ):
         assert list(recipe_problems(records(FIRST, *more), {"sums": [[0, 0]]})) == says

@@ -171,7 +171,7 @@ def test_a_run_that_another_data_folder_began_is_refused_before_anything_is_plan
     }.items():
         monkeypatch.setattr(beginning, name, stand_in)
     for own_run_id in (None, "his"):
-        with pytest.raises(RunOfAnother, match="begun 2023-11-14 22:13:20 UTC from another data folder"):
+        with pytest.raises(RunOfAnother, match="begun 2023-11-14 22:13:20 UTC, but not from this data folder"):
             beginning.begin_or_join(stand_in_servers(), recipe, lambda _: None, new_recipe=False, own_run_id=own_run_id)
 
 
@@ -205,7 +205,7 @@ def test_of_two_that_begin_a_run_at_the_same_moment_the_later_one_is_refused_and
 
     assert begin().run_id == "his"
     assert order == [find_needs(recipe, specs), "topics are made", Wanted(specs), "his", "it is written"]
-    with pytest.raises(RunOfAnother, match=r"from another data folder\. It is not running"):
+    with pytest.raises(RunOfAnother, match=r"not from this data folder\. It is not running"):
         begin()
 
 

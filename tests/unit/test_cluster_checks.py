@@ -163,7 +163,7 @@ def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
     [topics] = [
         one for one in check_cluster(replace(SOUND, topics={}), find_needs_of_unbegun("t")) if one.what == "topics"
     ]
-    assert topics.detail == "run t has not begun: `headrace topics RECIPE` lists the topics that it needs"
+    assert topics.detail == "not checked: `headrace topics RECIPE` lists the topics that run t needs"
     assert topics.is_note
 
 

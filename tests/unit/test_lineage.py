@@ -143,4 +143,4 @@ def test_a_version_shows_its_groups_in_order_also_those_that_are_gone() -> None:
     assert "[b]3+4?" in rows[0]
     assert "5 (25%), 6 (75%)" in rows[0]
     assert "missing" in rows[1]
-    assert "1 not on the curated topic any more" in told
+    assert "1 missing or unreadable on the curated topic" in told

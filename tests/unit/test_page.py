@@ -242,7 +242,7 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
 
     shown = drawn(status_table(Status(twice, (False, True), wasted_is_all=False)), 110)
 
-    assert "at least 2.5% of 200 generated tokens: failed, cancelled or done twice" in shown
+    assert "at least 2.5% of 200 generated tokens: failed, cancelled, too late or done twice" in shown
     assert "rollout-sums-0 behind (two versions), 200 tokens since it started" in shown
     assert "rollout-sums-0 gone, behind when it was last seen at 2023-11-14 22:13:20 UTC" in shown
 

@@ -23,7 +23,7 @@ def test_an_experiment_is_shown_beside_its_source_with_the_way_to_look_further()
     shown = drawn(retrain_page(made, "headrace", "--run slower --data x")).splitlines()
 
     assert metrics.keys() == {"loss"}, "what one step did not tell is not compared"
-    assert shown[0].startswith("Run slower holds versions 3 to 4, made from the batches of sums; 1 have other")
+    assert shown[0].startswith("Run slower holds versions 3 to 4, made from the batches of sums; 1 has other")
     assert "  trainer.clip_low: 0.2 -> 0.1" in "\n".join(shown)
     [loss] = [line.split() for line in shown if line.strip().startswith("loss")]
     assert loss == ["loss", "0.2000", "0.3000", "0.6000", "0.7000"]

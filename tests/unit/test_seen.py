@@ -200,7 +200,7 @@ def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: Toke
     assert told.count("  2+3?") == 2, "one prompt for all of a group, without markup taken for a style"
     assert "0.1    1.00" in told, "a second sequence of the first member"
     assert "not used" in told
-    assert "1 episodes failed: time_limit" in told
+    assert "1 episode failed: time_limit" in told
     assert "30 more groups" in told
 
 

@@ -27,6 +27,7 @@ from headrace.ops.figures.standstill import (
     patience_ms,
     standstill,
 )
+from headrace.ops.figures.standstill_words import describe_restarts
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, GroupUse, Outcome, WorkerStatus
 
 NOW = 1_700_000_000_000
@@ -149,7 +150,7 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         (
             "playing",
             said(ROLLING),
-            "1 workers play 7 episodes, and no group has concluded since; a batch needs 4 groups",
+            "1 worker plays 7 episodes, and no group has concluded since; a batch needs 4 groups",
         ),
     ):
         assert found is not None
@@ -157,6 +158,17 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         assert found.sentence.startswith("solver has not made ")
         for some in (*words, "What happens next: ", "What you can do: "):
             assert some in found.sentence
+
+
+def test_what_restarts_a_process_is_said_as_far_as_it_is_known() -> None:
+    nothing = "nothing, unless your own supervisor restarts the process"
+    assert describe_restarts("feed", [], has_launcher=False) == nothing
+    assert describe_restarts("rollout-", ["feed"], has_launcher=True) == nothing
+    assert describe_restarts("feed", ["feed"], has_launcher=True).startswith(
+        "`headrace up` restarts a process that dies"
+    )
+    outside = describe_restarts("rollout-", [], has_launcher=True)
+    assert outside.startswith("`headrace up` restarts a process that it started and that dies; ")
 
 
 def test_a_worker_that_rolls_beside_one_that_waits_is_not_what_is_short() -> None:
