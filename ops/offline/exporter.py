@@ -23,11 +23,11 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.progress import open_progress
-from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.chosen_policy import choose_policy
 from headrace.ops.discards import TRAINED
+from headrace.ops.offline.archived_recipe import read_newest_recipe
 from headrace.ops.offline.parquet_file import ParquetFile
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -114,7 +114,7 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
         ArchiveCorrupt: A file differs from the manifest.
     """
     archive = Archive(source)
-    name = _choose_policy(archive, policy)
+    name = choose_policy(policy, tuple(read_newest_recipe(archive).policies), "run")
     topics = archive.topics
     both = (topics.trajectories(name), topics.curated(name))
     topic = next((one for one in both if one in archive.manifest.topics), None)
@@ -150,13 +150,6 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
         skipped=dict(sorted(done.skipped.items())),
         bytes=file.stat().st_size,
     )
-
-
-def _choose_policy(archive: Archive, asked: str | None) -> str:
-    revisions = archive.revisions()
-    if not revisions:
-        raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
-    return choose_policy(asked, tuple(Recipe.from_json(revisions[-1].recipe).policies), "run")
 
 
 def _load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:

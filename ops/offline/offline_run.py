@@ -29,6 +29,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import find_differences, replace_experiment
 from headrace.ops.figures.run_figures import Selection
 from headrace.ops.figures.summary import Lengths
+from headrace.ops.offline.archived_recipe import read_newest_recipe
 from headrace.ops.offline.held_out import evaluate
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.plain_json import encode_json, plain
@@ -180,7 +181,7 @@ class _WallClock:
 
 def _build_experiment_recipe(archive: Archive, recipe: Recipe) -> Recipe:
     """Return the archived recipe with the experiment's changes. Raises UsageError if its policies differ."""
-    run = Recipe.from_json(archive.revisions()[-1].recipe)
+    run = read_newest_recipe(archive)
     if run.policies.keys() != recipe.policies.keys():
         raise UsageError(
             f"the recipe has the policies {', '.join(recipe.policies)}, but the archive {archive.root} has "

@@ -10,10 +10,12 @@ from typing import Any, cast
 import pytest
 from made_recipes import sums_recipe
 
+from headrace.infra.archive.reading import Archive
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import UsageError
 from headrace.ops.cleaning import clean_folder
 from headrace.ops.offline import offline_run
+from headrace.ops.offline.archived_recipe import read_newest_recipe
 from headrace.ops.offline.held_out import Measured
 from headrace.ops.offline.offline_run import (
     CuratedStep,
@@ -129,3 +131,9 @@ def test_clean_removes_all_that_an_experiment_over_an_archive_writes(tmp_path: P
         (folder.root / offline_run.SECONDS).touch()
     assert clean_folder(folder)[1] == []
     assert not folder.root.exists()
+
+
+def test_an_archive_without_a_recipe_is_refused() -> None:
+    archive = cast("Archive", SimpleNamespace(root="a", revisions=list))
+    with pytest.raises(UsageError, match="the archive a holds no recipe of its run"):
+        read_newest_recipe(archive)
