@@ -328,9 +328,8 @@ class Supervisor:
         why = f" ({life.error})" if life.error else ""
         shown = "\n".join(f"  {line}" for line in lines)
         return GaveUp(
-            f"{child.name} died {life.starts} time{'' if life.starts == 1 else 's'}, the last time with exit code "
-            f"{life.exit_code}{why}, and is not started again. Its log {path} "
-            f"{life.log_verb}:\n{shown or '  (nothing)'}"
+            f"{child.name} died {life.starts} time{'s' * (life.starts != 1)}, the last time with exit code "
+            f"{life.exit_code}{why}, and is not started again. Its log {path} {life.log_verb}:\n{shown or '  (nothing)'}"
         )
 
     def _sample(self) -> None:
