@@ -326,10 +326,10 @@ class Supervisor:
             return Misused(f"{child.name}: {sentence}")
         self._note_error(child, life)
         why = f" ({life.error})" if life.error else ""
-        shown = "\n".join(f"  {line}" for line in lines)
+        shown = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
         return GaveUp(
             f"{child.name} died {life.starts} time{'s' * (life.starts != 1)}, the last time with exit code "
-            f"{life.exit_code}{why}, and is not started again. Its log {path} {life.log_verb}:\n{shown or '  (nothing)'}"
+            f"{life.exit_code}{why}, and is not started again. Its log {path} {life.log_verb}:\n{shown}"
         )
 
     def _sample(self) -> None:
