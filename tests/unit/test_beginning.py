@@ -238,7 +238,7 @@ def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_a
 
     refuse("hers", embedded_store=True)
     refuse(None, embedded_store=False)
-    with pytest.raises(RunOfAnother, match=r"begun 2023-11-14 22:13:20 UTC .* not in the embedded store") as told:
+    with pytest.raises(RunOfAnother, match=r"begun 2023-11-14 22:13:20 UTC, .* not in the embedded store") as told:
         refuse("his", embedded_store=True)
     assert told.value.exit_code == 2
     before_the_clock_was_set_back = now_ms() + 3_600_000

@@ -465,7 +465,7 @@ def test_a_recipe_without_a_workflow_forgets_what_is_open_of_it_and_goes_on() ->
     assert [name for name, chunk in again.take_changes().items() if chunk is None] == ["sums|0"]
 
     for group in again.pacing.tasks:
-        again.pacing.table.touch(group)  # the chunks that were written before are read too
+        again.pacing.table.note_change(group)  # the chunks that were written before are read too
     back = changed(again, workflows=first.recipe.model_dump()["workflows"])
     back.fold_batch(BatchTrained("r", "solver", version=1, groups=tuple(GroupUse(*one) for one in kept)))
     assert min(number for stream, number in names(back.plan()) if stream == "sums") == 4

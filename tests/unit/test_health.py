@@ -65,5 +65,5 @@ def test_rewards_below_zero_and_noise_around_it_are_no_collapse() -> None:
 def test_the_worst_comes_first_and_every_sentence_says_what_to_do() -> None:
     found = findings([*[WELL] * 10, WELL | {"steps_skipped": 2.0, "clip_fraction": 0.9}])
     assert [finding.name for finding in found] == ["not_finite", "clipped"]
-    assert found[0].sentence.startswith("2 optimizer steps")
+    assert found[0].sentence.startswith("Skipped optimizer steps of this version: 2")
     assert all(": " in finding.sentence for finding in found)

@@ -87,7 +87,7 @@ def test_reward_that_does_not_rise_is_explained() -> None:
         (signs(FLAT, logprob_gap_mean=0.3), "disagree on log-probabilities"),
         (signs([0.02] * 20, discarded={"zero_variance": 900}), "too hard"),
         (signs([0.8] * 20, discarded={"zero_variance": 900}), "too easy"),
-        (signs(FLAT, discarded={"expired": 900, "zero_variance": 10}), "discarded as expired"),
+        (signs(FLAT, discarded={"expired": 900, "zero_variance": 10}), "discarded, most often as expired"),
         (signs(FLAT, staleness_mean=7.0, max_staleness=8), "lower trainer.max_staleness"),
         (signs(FLAT), "learning_rate"),
         (signs(FLAT, discarded={"zero_variance": 250}), "25% of the groups discarded"),

@@ -82,10 +82,10 @@ def test_done_tasks_are_skipped_and_open_ones_keep_their_starts() -> None:
     assert (offset, metadata) == (5, '{"done":"1-3","started":"0:1,4:1"}')
 
     heir = TaskLedger(offset, metadata)
-    assert not heir.start(6)
-    assert not heir.start(8)
-    assert heir.start(5)
-    assert heir.start(9)
+    assert not heir.add_start(6)
+    assert not heir.add_start(8)
+    assert heir.add_start(5)
+    assert heir.add_start(9)
     assert [heir.count_starts(offset) for offset in (5, 7, 9)] == [1, 0, 1]
     assert TaskLedger(*heir.commit()).count_starts(9) == 2
 
