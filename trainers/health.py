@@ -150,7 +150,7 @@ def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "truncated",
             f"In {truncated:.0%} of the trajectories a generation ended at the token limit, not with an end token: "
-            "raise rollout.max_tokens, or teach the policy to stop.",
+            "raise rollout.max_tokens, shorten prompts that fill the model's context, or teach the policy to stop.",
         )
     if equal > MANY_EQUAL:
         yield HealthFinding(

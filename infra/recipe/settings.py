@@ -296,7 +296,7 @@ class TrainerSettings(Settings):
     weight: Literal["trajectory", "sequence"] = "trajectory"
     """What counts as one value in the statistics of rewards: a trajectory, or each of its sequences."""
     batch_norm: bool = False
-    """Normalise advantages over all tokens of the batch, after the advantage estimator."""
+    """Normalise advantages to mean 0 and standard deviation 1 over all generated tokens of the batch, at the end."""
     micro_batch_tokens: int = Field(16384, ge=64)
     """Largest number of tokens in one forward pass, padding included."""
     packing: bool = True

@@ -134,8 +134,8 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
         )
     if recipe.evaluate.every and not settings.holds and len(lora) < len(recipe.policies):
         raise UsageError(
-            f"rollout.engine: evaluations need a server that keeps the evaluated version, but no {kind.what} server "
-            f"does: {'list one in evaluation_urls' if settings.urls else 'set evaluation_servers = 1'}, or set "
+            f"rollout.engine: evaluations need a {kind.what} server of their own, because the others go on to newer "
+            f"versions: {'list one in evaluation_urls' if settings.urls else 'set evaluation_servers = 1'}, or set "
             "evaluate.every = 0"
         )
     if settings.urls and len(recipe.policies) > 1:

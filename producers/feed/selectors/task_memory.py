@@ -25,7 +25,7 @@ class TaskMemory:
 
     def __init__(self, most: int = REMEMBER) -> None:
         if most < 1:
-            raise ValueError(f"remember, a number of tasks, must be at least 1; got {most}")
+            raise ValueError(f"`remember` (a number of tasks) must be at least 1; got {most}")
         self._most = most
         self._numbers: dict[str, float] = {}
 
