@@ -52,7 +52,7 @@ def test_a_batch_that_ends_the_trainer_at_each_start_becomes_smaller_and_then_de
     assert made(run) == [1, 2, 3, 4]
     letters = read_dead_letters(run)
     assert [(letter.reason, letter.number) for letter in letters] == [("poison", 4), ("poison", LETHAL)]
-    assert all("version 2" in letter.detail and "2 groups" in letter.detail for letter in letters)
+    assert all("version 2" in letter.detail and "groups: 2" in letter.detail for letter in letters)
     trained = [[use.number for use in batch.groups] for batch in batches(run)]
     assert trained == [[0, 1, 2, 3], [6, 7, 8, 9], [10, 11, 12, 13], [14, 15, 16, 17]], "whole batches again"
 
