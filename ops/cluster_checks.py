@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.inflection import inflect
 from headrace.infra.kafka.advertised import describe_unreachable
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.kafka.clients import TRANSACTION_TIMEOUT_MS, Connection, RunAddress
@@ -154,17 +155,13 @@ def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
     missing = len(specs) - len(there)
     unread = sum(seen.topics[spec.name].config is None for spec in there)
     words = (
-        [f"{len(there)} {_is_or_are(len(there))} as the run needs {'them' if len(there) > 1 else 'it'}"]
+        [f"{len(there)} {inflect(len(there), 'is', 'are')} as the run needs {'them' if len(there) > 1 else 'it'}"]
         if there
         else []
     )
-    words += [f"{missing} {_is_or_are(missing)} missing and will be created"] if missing else []
+    words += [f"{missing} {inflect(missing, 'is', 'are')} missing and will be created"] if missing else []
     words += [f"settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
     return Finding("topics", ok=True, detail=", ".join(words) or "the run needs none", is_note=unread > 0)
-
-
-def _is_or_are(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
@@ -189,7 +186,7 @@ def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[Topic
 def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     """Yield what is wrong with a topic, and the setting to change."""
     if topic.partitions != spec.partitions:
-        there = f"{topic.partitions} partition{'s' * (topic.partitions != 1)}"
+        there = f"{topic.partitions} {inflect(topic.partitions, 'partition')}"
         yield (
             f"{spec.name} has {there}, but the run needs {spec.partitions}. The number is fixed for a run: "
             "begin a new run with --set name=NAME; if this run has begun, add --branch to keep its weights"
@@ -204,7 +201,7 @@ def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
     if int(config.get("min.insync.replicas", 1)) > topic.replicas:
         yield (
             f"{spec.name} has min.insync.replicas={config['min.insync.replicas']}, but {topic.replicas} "
-            f"replica{'s' * (topic.replicas != 1)}, so it refuses all records: lower the setting, or add replicas"
+            f"{inflect(topic.replicas, 'replica')}, so it refuses all records: lower the setting, or add replicas"
         )
 
 

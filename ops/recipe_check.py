@@ -18,6 +18,7 @@ from headrace.envs.registry import check_characters, check_first_problem, check_
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
+from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
@@ -118,17 +119,11 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
         yield Finding(what, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
 
 
-def _count_problems(count: int) -> str:
-    return f"{count:,} problem{'s' * (count != 1)}"
-
-
 def _describe_sizes(asked: Asked) -> Iterator[str]:
     for name, environment in asked.environments.items():
         training, held_out = environment.size("train"), environment.size("held_out")
-        yield (
-            f"{name}: {'problems without end' if training is None else _count_problems(training)} for training, "
-            f"{'no end of them' if held_out is None else f'{held_out:,}'} held out"
-        )
+        found = "problems without end" if training is None else f"{training:,} {inflect(training, 'problem')}"
+        yield (f"{name}: {found} for training, {'no end of them' if held_out is None else f'{held_out:,}'} held out")
 
 
 # ----------------------------------------------------------------------------------------------------- of any machine
@@ -285,7 +280,7 @@ def _check_partitions(asked: Asked) -> list[Fault]:
     return [
         Fault(
             f"launch.{what} is {count}, but kafka.{key} is {there}: {count - there} of them "
-            f"{'gets' if count - there == 1 else 'get'} no {gets}. Start fewer, or set kafka.{to_raise} to {count} or "
+            f"{inflect(count - there, 'gets', 'get')} no {gets}. Start fewer, or set kafka.{to_raise} to {count} or "
             "more; it is fixed once the run has begun",
             is_doubt=True,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.infra.errors import HeadraceError
+from headrace.infra.inflection import inflect
 
 GROUPS_DRAIN_S = 30.0
 """Seconds after the end of a run: workers conclude their groups within 10 s, and another worker takes the tasks of a
@@ -141,7 +142,7 @@ class Drain:
 
 def describe_rest(page: RunPage) -> str:
     """Return what is still missing of a run that is no longer waited for, in words; empty if it has drained."""
-    groups = "1 group is" if page.in_flight == 1 else f"{page.in_flight} groups are"
+    groups = f"{page.in_flight} {inflect(page.in_flight, 'group is', 'groups are')}"
     rest = [f"{groups} still in flight"] if page.in_flight else []
     if page.awaited_evaluations:
         rest.append(f"the last version is not evaluated ({', '.join(page.awaited_evaluations)})")

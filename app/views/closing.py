@@ -19,6 +19,7 @@ from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_interval
 from headrace.app.views.tables import MOST_ERRORS, describe_shadow, describe_waste, replay_lines
 from headrace.app.views.weights_page import describe_weights
+from headrace.infra.inflection import inflect
 from headrace.ops.figures.summary import PolicySummary, Summary
 from headrace.trainers.health import LARGE_GAP
 
@@ -105,7 +106,7 @@ def panel(summary: Summary) -> Panel:
         drawing = "\n".join(chart(by_version(block.reward_curve), CHART_WIDTH, CHART_HEIGHT))
         parts += [Text(f"reward of {policy} by version", style="bold"), Text(drawing, style="green", no_wrap=True)]
     ended = f" · {ENDED_TEXTS[summary.ended]}" if summary.ended in ENDED_TEXTS else ""
-    words = f" · {_count_versions(summary.versions)} in {summary.wall_s:.0f} s{ended}"
+    words = f" · {summary.versions} {inflect(summary.versions, 'version')} in {summary.wall_s:.0f} s{ended}"
     title = Text.assemble((summary.run, "bold"), words)
     return Panel(Group(*parts, _build_facts_table(summary)), title=title, title_align="left", expand=False)
 
@@ -218,8 +219,8 @@ def _describe_audit(summary: Summary) -> str:
     proof = summary.audit
     if not proof.ok:
         return f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
-    groups = "1 group" if summary.in_flight == 1 else f"{summary.in_flight} groups"
-    so_far = f" so far, with {groups} in flight" if summary.in_flight else ""
+    flying = summary.in_flight
+    so_far = f" so far, with {flying} {inflect(flying, 'group')} in flight" if flying else ""
     return f"[green]closes[/]{so_far}: nothing lost, nothing trained twice"
 
 
@@ -234,7 +235,7 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
     }
     for what, changes in rewards.items():
         for (policy, block), change in zip(policies.items(), changes, strict=True):
-            whose = f"{policy}, {_count_versions(block.versions)}: " if len(policies) > 1 else ""
+            whose = f"{policy}, {block.versions} {inflect(block.versions, 'version')}: " if len(policies) > 1 else ""
             table.add_row(what, f"{whose}{change}")
     for policy, block in policies.items():
         whose = f"{policy}: " if len(policies) > 1 else ""
@@ -245,12 +246,8 @@ def _add_rewards(table: Table, policies: Mapping[str, PolicySummary]) -> None:
             whose = f"{policy}: " if len(policies) > 1 else ""
             table.add_row("best held-out", f"{whose}{block.best.reward:.2f}, version {block.best.version}")
         if block.eval_failures:
-            episodes = "1 episode" if block.eval_failures == 1 else f"{block.eval_failures:,} episodes"
+            episodes = f"{block.eval_failures:,} {inflect(block.eval_failures, 'episode')}"
             table.add_row("held-out failed", f"{policy}: {episodes}, not counted in any reward")
-
-
-def _count_versions(count: int) -> str:
-    return f"{count} version{'' if count == 1 else 's'}"
 
 
 def _describe_change(first: float | None, last: float | None) -> str:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _describe_reason(dead_letter: ListedDeadLetter) -> str:
 
 
 def _describe_count(count: int) -> str:
-    return f"{count} dead letter{'' if count == 1 else 's'}"
+    return f"{count} {inflect(count, 'dead letter')}"
 
 
 def _describe_number(dead_letter: ListedDeadLetter | SentBack) -> str:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.weights_page import format_bytes
+from headrace.infra.inflection import inflect
 from headrace.ops.retention.collector import Collected, RetiredVersions
 
 WHY_KEPT = {
@@ -32,7 +33,7 @@ def gc_page(done: Collected) -> RenderableType:
     parts: list[RenderableType] = [title, table]
     parts += [Text(_describe_retired(one, dry_run=done.dry_run)) for one in done.retired]
     if done.spared:
-        were = "was" if done.spared == 1 else "were"
+        were = inflect(done.spared, "was", "were")
         words = f"{done.spared} of these objects {were} written again meanwhile, and {were} kept."
         parts.append(Text(words, style="yellow"))
     if not done.collected:

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from headrace.infra.inflection import inflect
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.own_metrics import select_own_metrics
 from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
@@ -65,8 +66,11 @@ def step_page(found: StepSeen) -> RenderableType:
         hint = f"token by token: --trajectory {group.stream}:{group.number}:SAMPLE"
     else:
         more = found.groups_trained - len(found.groups)
-        groups = "1 more group" if more == 1 else f"{more} more groups"
-        hint = f"{groups}: --limit 0 shows all, --group INDEX shows one in full" if more else ""
+        hint = (
+            f"{more} more {inflect(more, 'group')}: --limit 0 shows all, --group INDEX shows one in full"
+            if more
+            else ""
+        )
     return Group(*parts, Text(), Text(hint, style="dim")) if hint else Group(*parts)
 
 
@@ -106,8 +110,8 @@ def _show_group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[Renderabl
             yield table
             yield Padding(text, (0, 0, 0, 7))
     if group.failures:
-        episodes = "1 episode" if len(group.failures) == 1 else f"{len(group.failures)} episodes"
-        yield Text(f"  {episodes} failed: {', '.join(group.failures)}", style="red")
+        count = len(group.failures)
+        yield Text(f"  {count} {inflect(count, 'episode')} failed: {', '.join(group.failures)}", style="red")
         yield from (Text(f"    {error.episodes} by {describe_error(error)}", style="red") for error in group.errors)
 
 
@@ -234,7 +238,7 @@ def trajectory_page(found: TrajectoryFound, limit: int) -> RenderableType:
         left -= len(shown)
         parts += [Text(), token_table(shown, begin)]
         if more := len(sequence.each) - len(shown):
-            parts.append(Text(f"{more:,} more token{'s' * (more > 1)}: --limit 0 shows all", style="dim"))
+            parts.append(Text(f"{more:,} more {inflect(more, 'token')}: --limit 0 shows all", style="dim"))
     return Group(*parts)
 
 

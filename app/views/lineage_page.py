@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.environment_lines import environment_lines
+from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
 from headrace.ops.lineage.group_fate import Concluded, GroupFate, GroupLineage, PlayAttempt, TrainedUse
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
@@ -162,8 +163,8 @@ def describe_fate(one: GroupLineage) -> str:
         return f"it trained {', '.join(versions)}."
     if one.fate == "never_issued":
         stream, issued = one.stream, one.issued_next
-        there = f"{stream}:0 to {stream}:{issued - 1} were" if issued > 1 else "no task of that stream was"
-        there = f"only {stream}:0 was" if issued == 1 else there
+        some = inflect(issued, f"only {stream}:0 was", f"{stream}:0 to {stream}:{issued - 1} were")
+        there = some if issued else "no task of that stream was"
         return f"it was never issued: {there}."
     return FATES[one.fate][1].format(reason=one.reason)
 
@@ -205,7 +206,7 @@ def _describe_attempt(attempt: PlayAttempt) -> str:
     if attempt.attempt:
         words.append(f"{_describe_reissues(attempt.attempt)} before")
     if attempt.trajectories:
-        trajectories = "1 trajectory" if attempt.trajectories == 1 else f"{attempt.trajectories} trajectories"
+        trajectories = f"{attempt.trajectories} {inflect(attempt.trajectories, 'trajectory', 'trajectories')}"
         words.append(f"{trajectories}, tokens of versions {_describe_version_range(attempt)}")
     if attempt.failures:
         words.append(f"{len(attempt.failures)} failed: {', '.join(sorted(set(attempt.failures)))}")
@@ -217,7 +218,7 @@ def _describe_attempt(attempt: PlayAttempt) -> str:
 
 
 def _describe_reissues(times: int) -> str:
-    return f"issued again {'once' if times == 1 else f'{times} times'}"
+    return f"issued again {inflect(times, 'once', f'{times} times')}"
 
 
 def _describe_outcome(outcome: Concluded) -> str:

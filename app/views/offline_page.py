@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.weights_page import format_bytes
+from headrace.infra.inflection import inflect
 from headrace.ops.offline.archiver import Archived
 from headrace.ops.offline.exporter import TrajectoryTable as Exported
 from headrace.ops.offline.offline_curator import Curated
@@ -37,13 +38,12 @@ def archive_page(done: Archived) -> RenderableType:
     objects = done.objects
     parts: list[RenderableType] = [_build_title("archived", done, done.archive), table]
     if objects.count:
-        held = f"{_count(objects.count, 'object')}, {format_bytes(objects.bytes)}"
+        held = f"{objects.count:,} {inflect(objects.count, 'object')}, {format_bytes(objects.bytes)}"
         parts.append(Text(f"{held}, {objects.new:,} of them new this time"))
     parts += [Text(f"An object could not be read: {why}", style="yellow") for why in objects.missing.values()]
     if done.raw:
-        verbs = ("does", "is") if done.raw == 1 else ("do", "are")
-        values = _count(done.raw, "value")
-        parts.append(Text(f"{values} {verbs[0]} not have a known schema, and {verbs[1]} kept as bytes."))
+        values = f"{done.raw:,} {inflect(done.raw, 'value does', 'values do')}"
+        parts.append(Text(f"{values} not have a known schema, and {inflect(done.raw, 'is', 'are')} kept as bytes."))
     gone = Counter[str]()
     for deleted in done.gone:
         gone[deleted.topic] += deleted.end - deleted.begin
@@ -53,7 +53,8 @@ def archive_page(done: Archived) -> RenderableType:
 
 def _describe_deleted(topic: str, offsets: int) -> str:
     why = " (finished tasks are deleted)" if topic.startswith(("tasks.", "eval-tasks.")) else ""
-    return f"{topic}: the records at {_count(offsets, 'offset')} had been deleted before it was archived{why}."
+    where = f"{offsets:,} {inflect(offsets, 'offset')}"
+    return f"{topic}: the records at {where} had been deleted before it was archived{why}."
 
 
 def replay_page(done: Replayed) -> RenderableType:
@@ -63,7 +64,7 @@ def replay_page(done: Replayed) -> RenderableType:
         table.add_row(name, f"{one.records:,}", f"{one.new_records:,}")
     parts: list[RenderableType] = [_build_title("replayed", done, done.into), table]
     if done.objects:
-        parts.append(Text(f"{_count(done.objects, 'object')} {'is' if done.objects == 1 else 'are'} in the store."))
+        parts.append(Text(f"{done.objects:,} {inflect(done.objects, 'object is', 'objects are')} in the store."))
     return Group(*parts)
 
 
@@ -86,7 +87,9 @@ def export_page(done: Exported) -> RenderableType:
     for outcome, count in done.outcomes.items():
         table.add_row(Text(outcome), f"{count:,}")
     what = f"  {done.topic} of {done.archive} into {done.file}"
-    title = Text.assemble(("exported", "bold"), f"{what}: {_count(done.rows, 'row')}, {format_bytes(done.bytes)}")
+    title = Text.assemble(
+        ("exported", "bold"), f"{what}: {done.rows:,} {inflect(done.rows, 'row')}, {format_bytes(done.bytes)}"
+    )
     parts: list[RenderableType] = [title, table]
     if not done.texts:
         parts.append(Text("No texts: the archive holds no tokenizer. `headrace archive --with-weights` adds it."))
@@ -99,10 +102,6 @@ def export_page(done: Exported) -> RenderableType:
 
 def _build_title(what: str, done: Archived | Replayed, where: str) -> Text:
     return Text.assemble((what, "bold"), f"  run {done.run} into {where}, {done.seconds:.1f} s")
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _build_table(first: str, *others: str) -> Table:
@@ -177,15 +176,15 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
     elif compared:
         said.append(
             Text(
-                f"{'' if others or len(compared) == 1 else 'All '}{_count(len(compared), 'version')} came out as in "
-                "the run, bit for bit.",
+                f"{'' if others or len(compared) == 1 else 'All '}{len(compared):,} "
+                f"{inflect(len(compared), 'version')} came out as in the run, bit for bit.",
                 style="green",
             )
         )
     if others:
         said.append(
             Text(
-                f"{_count(len(others), 'version')} {'is' if len(others) == 1 else 'are'} not comparable here, the "
+                f"{len(others):,} {inflect(len(others), 'version is', 'versions are')} not comparable here, the "
                 f"first is {others[0]}: the run made version {others[0]} with other hardware, other software or "
                 "another number of threads.",
                 style="yellow",
@@ -200,8 +199,10 @@ def _show_counts(trained: TrainedOffline) -> list[Text]:
         return []
     gone = {**counts.evicted, **counts.unusable, "left over": counts.left}
     said = ", ".join(f"{count:,} {why}" for why, count in gone.items() if count)
-    words = f"{_count(counts.read, 'record')} read, {_count(trained.trained, 'group')} trained on"
-    parts = [Text(f"{words}{', ' + said if said else ''}; {_count(counts.unread, 'record')} not read.")]
+    read = f"{counts.read:,} {inflect(counts.read, 'record')} read"
+    words = f"{read}, {trained.trained:,} {inflect(trained.trained, 'group')} trained on"
+    unread = f"{counts.unread:,} {inflect(counts.unread, 'record')} not read"
+    parts = [Text(f"{words}{', ' + said if said else ''}; {unread}.")]
     if counts.first_unusable:
         parts.append(Text(f"The first unusable record is {counts.first_unusable}", style="yellow"))
     if counts.evicted.get("expired"):
@@ -223,7 +224,8 @@ def run_page(summary: OfflineSummary) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_row("run", Text.assemble((summary.run, "bold"), f" over {data.archive}, nothing played"))
-    table.add_row("policy", f"{policy}, {_count(len(block.progress) - 1, 'version')}, to version {block.versions}")
+    made = len(block.progress) - 1
+    table.add_row("policy", f"{policy}, {made:,} {inflect(made, 'version')}, to version {block.versions}")
     table.add_row("groups", f"{groups.issued:,} read, {groups.trained:,} trained, {groups.replayed:,} replayed")
     table.add_row("dropped", Text(dropped))
     for version, reward in block.eval_curve:
@@ -303,7 +305,7 @@ def _show_experiment(retrained: Experiment) -> list[RenderableType]:
     changed = sum(not one.equal for one in versions)
     first, last = versions[0].version, versions[-1].version
     held = f"version {first}" if first == last else f"versions {first} to {last}"
-    other = f"{changed} {'has' if changed == 1 else 'have'} other weights"
+    other = f"{changed} {inflect(changed, 'has', 'have')} other weights"
     made = f"Run {into} holds {held}, made from the batches of {run}; {other}."
     parts: list[RenderableType] = [Text(made, style="green")]
     parts += [Text(f"  {line}") for line in retrained.settings]

@@ -13,6 +13,7 @@ from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
 from headrace.app.views.weights_page import describe_weights
+from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
 from headrace.schemas.records import WorkerStatus
 
@@ -95,7 +96,7 @@ def _describe_revisions(status: RunFigures) -> Iterator[tuple[str, str]]:
         if any(one.begins.values()):
             words.append(_name_first_tasks(one))
         chain = " → ".join(one.chain) or "no chain"
-        groups = "1 group" if one.groups == 1 else f"{one.groups} groups"
+        groups = f"{one.groups} {inflect(one.groups, 'group')}"
         yield "revision", f"{' '.join(words)}: {groups}, {one.kept} kept by {chain}"
 
 
@@ -194,17 +195,17 @@ def _describe_replays(policy: str, counts: PolicyAudit) -> str:
     asked, trained, discarded = counts.replays, counts.replayed, counts.replays_discarded
     left = f", {asked - trained - discarded} not concluded" if asked > trained + discarded else ""
     share = trained / max(1, trained + counts.trained)
-    fresh = "1 fresh group" if counts.trained == 1 else f"{counts.trained} fresh groups"
+    fresh = f"{counts.trained} fresh {inflect(counts.trained, 'group')}"
     beside = f"{trained} trained beside {fresh} ({share:.0%})"
-    return f"{policy}: {asked} replay{'' if asked == 1 else 's'}, {beside}, {discarded} discarded{left}"
+    return f"{policy}: {asked} {inflect(asked, 'replay')}, {beside}, {discarded} discarded{left}"
 
 
 def _describe_reading(audit: AuditReport) -> str:
-    objects = f"{audit.objects} object{'' if audit.objects == 1 else 's'}"
+    objects = f"{audit.objects} {inflect(audit.objects, 'object')}"
     store = {"checked": objects, "left out": "no objects (--no-store)", "away": objects}
     text = f"{audit.records:,} records read at {audit.records_per_s:,}/s, {store[audit.store]}"
     if deep := audit.deep:
-        text += f"; {deep.records:,} group{'' if deep.records == 1 else 's'} decoded at {deep.records_per_s:,}/s"
+        text += f"; {deep.records:,} {inflect(deep.records, 'group')} decoded at {deep.records_per_s:,}/s"
     if unreadable := audit.unreadable_letters:
         letters = "dead letter cannot be read, so it concludes"
         if unreadable > 1:

@@ -20,6 +20,7 @@ from headrace.app.views.inspection_page import (
     list_own_metrics,
     token_table,
 )
+from headrace.infra.inflection import inflect
 from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
 from headrace.schemas.episode_errors import describe_error, error_key_of
 
@@ -63,7 +64,7 @@ def _show_policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
         begin = find_table_begin(sequences[0].each, MOST_TOKENS_SHOWN)
         yield token_table(sequences[0].each[begin : begin + MOST_TOKENS_SHOWN], begin)
         if (more := len(sequences[0].each) - MOST_TOKENS_SHOWN) > 0:
-            yield Text(f"{more:,} more token{'s' * (more > 1)}: --json has all", style="dim")
+            yield Text(f"{more:,} more {inflect(more, 'token')}: --json has all", style="dim")
     yield Text()
     yield from _show_step(policy.step) if policy.step else [Text(f"no step: {policy.no_step}", style="yellow")]
 
@@ -165,7 +166,7 @@ def _show_step(step: StepTried) -> Iterator[RenderableType]:
 
 
 def _describe_count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {inflect(count, what)}"
 
 
 def _show_failures(tried: Tried) -> Iterator[RenderableType]:

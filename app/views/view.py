@@ -15,6 +15,7 @@ from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_evaluation, describe_failed, group_by_workflow
 from headrace.app.views.tables import describe_shadow, replay_lines
+from headrace.infra.inflection import inflect
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
@@ -98,7 +99,7 @@ def line(moment: Moment) -> str:
     if failed := [error for error in figures.errors if not error.component]:
         most = describe_error(failed[0].first).partition(":")[0]
         count = sum(error.count for error in failed)
-        words.append(f"{count} episode{'' if count == 1 else 's'} failed (most by {most})")
+        words.append(f"{count} {inflect(count, 'episode')} failed (most by {most})")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
     if figures.standstill is not None:  # its sentence is long, and is printed once
@@ -233,16 +234,16 @@ def _describe_workers(moment: Moment) -> str:
     here = [worker for worker in moment.figures.workers if is_alive(worker, moment.now_ms)]
     words = [
         f"{worker.worker} {worker.state}"
-        + (f" ({worker.detail})" if worker.detail else f", {_count_groups(worker.groups_done)}")
+        + (
+            f" ({worker.detail})"
+            if worker.detail
+            else f", {worker.groups_done:,} {inflect(worker.groups_done, 'group')}"
+        )
         for worker in here[:SHORTEN_WORKERS]
     ]
     if len(here) > SHORTEN_WORKERS:
         words.append(f"and {len(here) - SHORTEN_WORKERS} more")
     return "\n".join(words) or ("none" if moment.figures.ended else "none yet")
-
-
-def _count_groups(count: int) -> str:
-    return f"{count:,} group{'' if count == 1 else 's'}"
 
 
 def _select_evals(moment: Moment, policy: str) -> dict[str, list[EvalResult]]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.app.views.chart import by_version, chart
+from headrace.infra.inflection import inflect
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, WHOLE
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     if found.left_out:
         count = len(found.left_out)
         facts.add_row(
-            "left out", f"{count} version{'s' * (count > 1)}, made while the previous one was being published"
+            "left out", f"{count} {inflect(count, 'version')}, made while the previous one was being published"
         )
     if retired := sum(one.retired for one in versions):
         facts.add_row(
-            "retired", f"{retired} version{'s' * (retired > 1)} by `headrace gc`, which deleted their objects"
+            "retired", f"{retired} {inflect(retired, 'version')} by `headrace gc`, which deleted their objects"
         )
     newest = versions[-1].version
     for worker, version in found.served.items():
@@ -92,8 +93,8 @@ def describe_weights(figures: WeightsFigures) -> str:
     spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_seconds_by_activity(figures)}
     words += [f"{activity} {format_seconds(value)}" for activity, value in spent.items() if value is not None]
     if figures.behind:
-        words.append(f"the last worker is {figures.behind} version{'s' * (figures.behind > 1)} behind")
-    apart = f"workers {figures.skew} version{'s' * (figures.skew != 1)} apart (at most {figures.greatest_skew} so far)"
+        words.append(f"the last worker is {figures.behind} {inflect(figures.behind, 'version')} behind")
+    apart = f"workers {figures.skew} {inflect(figures.skew, 'version')} apart (at most {figures.greatest_skew} so far)"
     return ", ".join([*words, apart])
 
 
@@ -118,7 +119,7 @@ def _describe_join(found: WeightsHistory) -> str:
             "further anchor (whole weights), it repairs this"
         )
     compared = f", {way.bytes / full:.2f} x whole" if full else ""
-    return f"{format_bytes(way.bytes)} in {way.objects} object{'s' * (way.objects > 1)}{compared}"
+    return f"{format_bytes(way.bytes)} in {way.objects} {inflect(way.objects, 'object')}{compared}"
 
 
 def format_bytes(count: float) -> str:

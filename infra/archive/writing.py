@@ -31,6 +31,7 @@ from headrace.infra.archive.manifest import (
 )
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
+from headrace.infra.inflection import inflect
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import STORE_NAME
@@ -326,7 +327,6 @@ def _folder(partition_id: PartitionId) -> str:
 def _describe_difference(here: tuple[str, int], archived: tuple[str, int]) -> str:
     """Return in which of id and number of partitions a topic differs from the one in an archive."""
     parts = [f"id {here[0]} instead of {archived[0] or 'none'}"] if here[0] != archived[0] else []
-    parts += (
-        [f"{here[1]} partition{'' if here[1] == 1 else 's'} instead of {archived[1]}"] if here[1] != archived[1] else []
-    )
+    if here[1] != archived[1]:
+        parts.append(f"{here[1]} {inflect(here[1], 'partition')} instead of {archived[1]}")
     return " and ".join(parts)

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from headrace.infra.errors import HeadraceError
+from headrace.infra.inflection import inflect
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
@@ -70,7 +71,7 @@ def require_partition_count(connection: Connection, topic: str, wanted: int) -> 
 
 
 def _describe_count(topic: str, found: int, wanted: int) -> str:
-    return f"{topic} has {found} partition{'' if found == 1 else 's'}, the run needs {wanted}"
+    return f"{topic} has {found} {inflect(found, 'partition')}, the run needs {wanted}"
 
 
 def advise_other_name(connection: Connection, topic: str) -> str:
@@ -78,9 +79,15 @@ def advise_other_name(connection: Connection, topic: str) -> str:
     run = topic.partition(".")[0]
     return (
         "The number of partitions is fixed for a run, and Kafka cannot lower it: begin a new run with --set name=NAME. "
-        "To begin it with the weights of this run, use "
-        f"`headrace up RECIPE --set name={run}-2 --branch kafka://{connection.bootstrap}/{run}@best` (if its Kafka "
-        "is embedded, with its data folder in place of the address)"
+        "To begin it with the weights of this run, use " + describe_branching(connection.bootstrap, run, f"{run}-2")
+    )
+
+
+def describe_branching(bootstrap: str, run: str, name: str) -> str:
+    """Return the command that begins run `name` with the best weights of a run."""
+    return (
+        f"`headrace up RECIPE --set name={name} --branch kafka://{bootstrap}/{run}@best` (if its Kafka is embedded, "
+        "with its data folder in place of the address)"
     )
 
 

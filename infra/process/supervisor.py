@@ -19,6 +19,7 @@ import structlog
 from headrace.infra.backoff import Backoff
 from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.errors import FENCED, HeadraceError, UsageError
+from headrace.infra.inflection import inflect
 from headrace.infra.own_frames import find_own_location
 from headrace.infra.process.child_process import (
     ChildCommand,
@@ -133,7 +134,7 @@ class Supervisor:
         self._patience = patience
         self._run_is_over = is_over
         self._progress = progress
-        self._also = other_pids
+        self._other_pids = other_pids
         self._forks = forks
         self._cpu = CpuAccount()
         self._lives = {child.name: _Life() for child in children}
@@ -328,7 +329,7 @@ class Supervisor:
         why = f" ({life.error})" if life.error else ""
         shown = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
         return GaveUp(
-            f"{child.name} died {life.starts} time{'s' * (life.starts != 1)}, the last time with exit code "
+            f"{child.name} died {life.starts} {inflect(life.starts, 'time')}, the last time with exit code "
             f"{life.exit_code}{why}, and is not started again. Its log {path} {life.log_verb}:\n{shown}"
         )
 
@@ -341,6 +342,6 @@ class Supervisor:
         pids = {name: state.pid for name, state in self.states().items()}
         if self._forks is not None:
             pids["forks"] = self._forks.pid
-        for name, pid in {**pids, **self._also()}.items():
+        for name, pid in {**pids, **self._other_pids()}.items():
             if pid is not None:
                 self._cpu.sample(name, pid)

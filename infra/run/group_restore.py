@@ -21,6 +21,7 @@ from confluent_kafka import TopicPartition
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.topic_admin import describe_branching
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, name_partition, refuse_lost_tail
 from headrace.schemas.records import Snapshot
 
@@ -88,9 +89,8 @@ class Membership:
         """Advice to continue without the state: trained weights are kept, untrained curated groups are lost."""
         run = self.state_topic.partition(".")[0]
         return (
-            f"begin a new run with its weights by `headrace up RECIPE --set name={run}-2 --branch "
-            f"kafka://{self.connection.bootstrap}/{run}@best` (if its Kafka is embedded, with its data folder in place "
-            "of the address); groups that are not trained on yet are lost"
+            f"begin a new run with its weights by {describe_branching(self.connection.bootstrap, run, f'{run}-2')}; "
+            "groups that are not trained on yet are lost"
         )
 
     def key(self, partition_id: PartitionId) -> bytes:

@@ -21,6 +21,7 @@ from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import Component, run_loop
+from headrace.infra.kafka.topic_admin import describe_branching
 from headrace.infra.kafka.topic_reader import (
     PartitionId,
     TopicReader,
@@ -48,9 +49,8 @@ OF_PIECE = "~"
 _CUT = b'{"pieces": '
 """What stands in place of a body that was cut begins with this."""
 
-BEGIN_ANEW = (
-    "The run cannot go on: begin a new run with its weights by `headrace up RECIPE --set name=NAME --branch "
-    "kafka://HOST:PORT/RUN@best` (if its Kafka is embedded, with its data folder in place of the address)"
+BEGIN_ANEW = "The run cannot go on: begin a new run with its weights by " + describe_branching(
+    "HOST:PORT", "RUN", "NAME"
 )
 
 

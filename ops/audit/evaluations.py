@@ -20,6 +20,7 @@ from headrace.consumers.evaluate.evaluation import (
     read_lost_stamp,
     workflow_of,
 )
+from headrace.infra.inflection import inflect
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
@@ -242,9 +243,8 @@ class Evaluations:
             asked = issued // self._size if self._size else 0
             there = sum(one.results for one in own)
             if there < asked and all(one.answered == issued for one in own):
-                who = f"1 evaluation of {workflow} has" if asked == 1 else f"{asked} evaluations of {workflow} have"
-                verb = "has" if there == 1 else "have"
-                yield f"{who} all answers, but only {there} of them {verb} a result"
+                who = f"{asked} {inflect(asked, 'evaluation')} of {workflow} {inflect(asked, 'has', 'have')}"
+                yield f"{who} all answers, but only {there} of them {inflect(there, 'has', 'have')} a result"
 
     def _is_another_now(self, workflow: str) -> bool:
         """Return whether the newest recipe lacks a workflow, or a policy of it, so that a result may be missing."""

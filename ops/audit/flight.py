@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from headrace.infra.inflection import inflect
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.numbers import PolicyNumbers
 from headrace.ops.audit.pages import EARLY, IN_WINDOW, LATE, NEVER_TRAINED, OVERDUE, PASSED
@@ -70,7 +71,7 @@ class Flight:
         found, numbers, most, policy_variant = [], self._numbers, self._bounds, self._policy_variant
         waiting, room = numbers.count_waiting(), most.waiting[policy_variant]
         if waiting > room:
-            lost = "1 group is lost" if waiting - room == 1 else f"{waiting - room} groups are lost"
+            lost = f"{waiting - room} {inflect(waiting - room, 'group is', 'groups are')} lost"
             what = (
                 f"{waiting} groups of {policy_variant} were read by its trainer and neither trained nor evicted, but "
                 f"its window and unfinished batches hold at most {room}: {lost}"
@@ -81,7 +82,7 @@ class Flight:
         if flying > room:
             what = (
                 f"{flying} tasks of {policy_variant} are in flight, but the feeder allows at most {room} open tasks: "
-                f"{flying - room} {'is' if flying - room == 1 else 'are'} lost"
+                f"{flying - room} {inflect(flying - room, 'is', 'are')} lost"
             )
             found.append((flying - room, what))
         return found

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.infra.inflection import inflect
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
-from headrace.ops.figures.standstill_words import count_things, describe_playing, describe_restarts
+from headrace.ops.figures.standstill_words import describe_playing, describe_restarts
 from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
 from headrace.schemas.records import WorkerStatus
@@ -308,7 +309,7 @@ class _Stand:
             return None
         name = f"curate-{self.policy_variant}"
         since = f" since {self._format_time(last_ms)}" if last_ms else ""
-        groups = f"{count_things(waiting, 'group')} {'waits' if waiting == 1 else 'wait'}"
+        groups = f"{waiting} {inflect(waiting, 'group waits', 'groups wait')}"
         short = f"{groups} for the curator, which has concluded none{since}"
         to_do = (
             f"{self._log_hint(f'{name}-0')}, or start a curator by `headrace curate --policy {policy} --run ADDRESS`"
@@ -346,7 +347,7 @@ class _Stand:
     def _describe_trouble(self, *prefixes: str) -> str:
         """Return a text about the processes of these names that have stopped or were restarted; empty if none."""
         found = [
-            f"{name} is {one.state}, started {'once' if one.starts == 1 else f'{one.starts} times'}, and ended with "
+            f"{name} is {one.state}, started {inflect(one.starts, 'once', f'{one.starts} times')}, and ended with "
             f"exit code {one.exit_code}" + (f" ({one.error})" if one.error else "")
             for name, one in self.around.processes.items()
             if name.startswith(prefixes) and one.exit_code is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.infra.inflection import inflect
+
 
 def describe_playing(workers: int, episodes: int, concluded: int, discarded: int, batch: int) -> str:
     """Return what workers do that have not played a batch yet.
@@ -15,11 +17,12 @@ def describe_playing(workers: int, episodes: int, concluded: int, discarded: int
         discarded: How many of them were discarded.
         batch: Groups of a batch.
     """
-    plays = f"{count_things(workers, 'worker')} {'plays' if workers == 1 else 'play'}"
-    have = "has" if concluded == 1 else "have"
-    came = f"{count_things(concluded, 'group')} {have} concluded since, {discarded} of them discarded"
-    came = came if concluded else "no group has concluded since"
-    return f"{plays} {count_things(episodes, 'episode')}, and {came}; a batch needs {count_things(batch, 'group')}"
+    came = "no group has concluded since"
+    if concluded:
+        groups = inflect(concluded, "group has", "groups have")
+        came = f"{concluded} {groups} concluded since, {discarded} of them discarded"
+    plays = f"{workers} {inflect(workers, 'worker plays', 'workers play')} {episodes} {inflect(episodes, 'episode')}"
+    return f"{plays}, and {came}; a batch needs {batch} {inflect(batch, 'group')}"
 
 
 def describe_restarts(prefix: str, processes: Iterable[str], *, has_launcher: bool) -> str:
@@ -37,8 +40,3 @@ def describe_restarts(prefix: str, processes: Iterable[str], *, has_launcher: bo
         own = "`headrace up` restarts a process that it started and that dies"
         return f"{own}; if that does not help, it gives up the run"
     return "nothing, unless your own supervisor restarts the process"
-
-
-def count_things(count: int, what: str) -> str:
-    """Return `1 group` or `3 groups`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"

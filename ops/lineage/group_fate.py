@@ -16,7 +16,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import read_all, read_key
 from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import Run
-from headrace.ops.lineage.lineage import decode_readable, find_trained_policies, read_batches
+from headrace.ops.lineage.lineage import decode_readable, describe_range, find_trained_policies, read_batches
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import group_errors
@@ -348,7 +348,7 @@ def look_up_group(run: Run, policy: str | None, group: str) -> GroupFate:
     found = {name: group_lineage(run, name, stream, number) for name in chosen}
     if not any(one.is_known for one in found.values()):
         issued = max(one.issued_next for one in found.values())
-        there = f"there are {stream}:0 to {stream}:{issued - 1}" if issued > 1 else f"there is only {stream}:0"
-        there = there if issued else f"no task of {stream} was issued yet"
+        some = describe_range(f"{stream}:0", f"{stream}:{issued - 1}")
+        there = some if issued else f"no task of {stream} was issued yet"
         raise UsageError(f"run {run.address.run} never issued a group {group}: {there}")
     return GroupFate(run.address.run, group, found)

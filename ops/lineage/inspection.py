@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.topic_reader import name_offset, read_key
 from headrace.infra.run.run import Run, find_groups_run
-from headrace.ops.lineage.lineage import find_trained_policies
+from headrace.ops.lineage.lineage import describe_range, find_trained_policies
 from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, describe_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -111,9 +111,7 @@ def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
     if not batches:
         return f"no step {version}: nothing is trained yet"
     start = "; version 0 is the start, which no step made" if version == 0 and batches[0].version == 1 else ""
-    first, last = batches[0].version, batches[-1].version
-    there = f"there are {first} to {last}" if first < last else f"there is only {first}"
-    return f"no step {version}: {there}{start}"
+    return f"no step {version}: {describe_range(batches[0].version, batches[-1].version)}{start}"
 
 
 def _find_index(batch: BatchTrained, word: str) -> int:

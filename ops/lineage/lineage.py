@@ -140,9 +140,12 @@ def describe_missing_version(version: int, *known: Iterable[int]) -> str:
     there = sorted({one for some in known for one in some})
     if not there:
         return f"no version {version}: no version is published yet"
-    if len(there) == 1:
-        return f"no version {version}: there is only {there[0]}"
-    return f"no version {version}: there are {there[0]} to {there[-1]}"
+    return f"no version {version}: {describe_range(there[0], there[-1])}"
+
+
+def describe_range(first: object, last: object) -> str:
+    """Return `there are 3 to 7`, or `there is only 3`."""
+    return f"there is only {first}" if first == last else f"there are {first} to {last}"
 
 
 def read_batches(run: Run, policy: str) -> list[BatchTrained]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.envs.payload import problem_to_json
 from headrace.infra.errors import UsageError
+from headrace.infra.inflection import inflect
 from headrace.infra.progress import ReportProgress, open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.files import FilesError
@@ -149,7 +150,7 @@ def _list_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[T
     if size is not None and size < recipe.evaluate.problems:
         raise UsageError(
             f"evaluate.problems is {recipe.evaluate.problems}, but the environment of workflow {workflow} holds out "
-            f"{size} problem{'s' * (size != 1)}: "
+            f"{size} {inflect(size, 'problem')}: "
             + (
                 f"give --set evaluate.problems={size}"
                 if size

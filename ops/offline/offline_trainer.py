@@ -14,6 +14,7 @@ from pathlib import Path
 from headrace.infra.archive.reading import Archive
 from headrace.infra.environment import is_single_process
 from headrace.infra.errors import UsageError
+from headrace.infra.inflection import inflect
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import newest_sources, trainer_plug_ins, warn_of_differing_sources
 from headrace.infra.recipe.recipe_file import change_recipe
@@ -25,6 +26,7 @@ from headrace.infra.weights.folder import write_adapter, write_weights
 from headrace.infra.weights.tensors import hash_weights
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.chosen_policy import choose_policy
+from headrace.ops.offline.archived_recipe import read_recorded_revisions
 from headrace.ops.offline.archived_start import Start, load_start
 from headrace.ops.offline.offline_versions import (
     OfflineVersion,
@@ -195,11 +197,9 @@ def _write_lines(path: Path, made: Iterable[RemadeVersion], tell: Callable[[int]
 def _apply_settings(archive: Archive, request: TrainingRequest) -> tuple[str, Recipe, list[Recipe]]:
     """Return the policy, the newest recipe unchanged, and all revisions with the changed settings."""
     check_trainer_words(request.sets)
-    recorded = archive.revisions()
+    recorded = read_recorded_revisions(archive)
     revisions = {one.revision: Recipe.from_json(one.recipe) for one in recorded}
     before = [revisions[number] for number in sorted(revisions)]
-    if not before:
-        raise UsageError(f"the archive {archive.root} holds no recipe of its run: archive the run again")
     policy = choose_policy(request.policy, tuple(before[-1].policies), "run")
     if archive.topics.curated(policy) not in archive.manifest.topics:
         raise UsageError(
@@ -235,7 +235,7 @@ def _explain_no_version(
             f"training begins with version {learner.version}, but trainer.steps of policy {policy} is {steps}, so no "
             f"version is made: give --set {key}.steps=N" + ", or a larger --steps" * has_steps
         )
-    enough = f"{counts.left} group{'s' * (counts.left != 1)} could be trained on, but a batch needs {batch}"
+    enough = f"{counts.left} {inflect(counts.left, 'group')} could be trained on, but a batch needs {batch}"
     words = [f"of the {counts.read} curated records of {archive.root}, {enough}"]
     if evicted := ", ".join(f"{count} {why}" for why, count in sorted(counts.evicted.items())):
         words.append(f"Evicted before a batch was full: {evicted}")

@@ -130,7 +130,11 @@ class FeedState:
         """Return whether a record names a version that no trainer can have reached."""
         if not isinstance(record, BatchTrained | WeightsPublished):
             return False
-        return record.version > max(self.pacing.versions.get(record.policy, 0), 0) + LARGEST_LEAP
+        return record.version > self.find_newest_version(record.policy) + LARGEST_LEAP
+
+    def find_newest_version(self, policy: str) -> int:
+        """Return the newest version of a policy that the feeder knows; 0 if it knows none."""
+        return max(self.pacing.versions.get(policy, 0), 0)
 
     def fold_dead_letter(self, dead: DeadLetter) -> None:
         """Take in a dead letter: its number is dead for one policy, or for all if the task itself was unreadable.
