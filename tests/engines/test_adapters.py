@@ -14,7 +14,7 @@ import pytest
 import torch
 from cpu_servers import ADAPTERS, ARGUMENTS, ENVIRONMENT
 from install_servers import KINDS, find_python
-from made_models import PROMPT, SAME, find_gap, make_model, save_files
+from made_models import PROMPT, SAME_IN_PARTS, find_gap, make_model, save_files
 from safetensors.torch import save_file
 
 from headrace.envs.contract import Generation
@@ -100,7 +100,7 @@ def test_swaps_under_requests_and_a_held_version_never_mix(engine: ServedEngine)
     assert {version for made in exact for version, _ in made.version_runs} == {begin}
     assert {version for made in followed for version, _ in made.version_runs} >= set(range(begin + 1, begin + swaps))
     assert any(len(made.version_runs) > 1 for made in followed)
-    assert max(find_gap(MODELS, PROMPT, made) for made in (*followed, *exact)) < SAME
+    assert max(find_gap(MODELS, PROMPT, made) for made in (*followed, *exact)) < SAME_IN_PARTS
     engine.release("solver", begin)
 
 
@@ -120,7 +120,7 @@ def test_a_killed_server_gets_the_newest_adapter_and_the_held_one_again(engine: 
 
     newest, exact = asyncio.run(ask())
     assert [made.version_runs[-1][0] for made in (newest, exact)] == [held + 1, held]
-    assert max(find_gap(MODELS, PROMPT, made) for made in (newest, exact)) < SAME
+    assert max(find_gap(MODELS, PROMPT, made) for made in (newest, exact)) < SAME_IN_PARTS
     engine.release("solver", held)
     with pytest.raises(EngineError, match="missing"):
         engine.load("solver", held + 2, {})

@@ -14,7 +14,7 @@ import torch
 import transformers
 from cpu_servers import ARGUMENTS, ENVIRONMENT
 from install_servers import find_python
-from made_models import PROMPT, SAME, SHAPE, TOKENIZER, find_gap
+from made_models import PROMPT, SAME_IN_PARTS, SHAPE, TOKENIZER, find_gap
 
 from headrace.envs.contract import Generation
 from headrace.infra.recipe.settings import Rollout
@@ -83,8 +83,6 @@ def test_every_token_has_the_experts_of_the_version_that_made_the_next_one(
 
     made = asyncio.run(play())
     engine.close()
-    gaps = sorted(find_gap(models, PROMPT, one) for one in made)
-    assert gaps[-2] < SAME, "two experts that are alike to the last bit may change the rest of one answer"
     assert find_gap({0: models[1], 1: models[0]}, PROMPT, made[0]) > 0.1
     same = 0.0
     for one in made:
@@ -93,5 +91,7 @@ def test_every_token_has_the_experts_of_the_version_that_made_the_next_one(
         swap = len(PROMPT) + one.version_runs[0][1] - 1
         chosen = np.concatenate([choose_experts(models[0], ids)[:swap], choose_experts(models[1], ids)[swap:]])
         assert one.routing is not None
-        same += float((np.sort(one.routing, -1) == chosen).mean()) / ANSWERS
+        alike = np.sort(one.routing, -1) == chosen
+        assert find_gap(models, PROMPT, one) < SAME_IN_PARTS or not alike.all()
+        same += float(alike.mean()) / ANSWERS
     assert same > 0.999, "two of eight experts are alike to the last bit hardly ever"
