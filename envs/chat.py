@@ -136,7 +136,7 @@ class Chat:
         Raises ChatError if the first prompt does not fit, or if the template does not show tools.
         """
         self._add_answer_message()
-        if not await self._extend():
+        if not await self._extend_sequences():
             self._last = None
             return Generation(records.no_ints(), records.no_floats(), (), "length")
         transcript = self._transcripts[-1]
@@ -164,7 +164,7 @@ class Chat:
         self._messages.append({"role": "assistant", "content": said.removesuffix(end)})
         self._open = None
 
-    async def _extend(self) -> bool:
+    async def _extend_sequences(self) -> bool:
         """Extend the newest sequence by the new messages, or begin another; return whether an answer has room."""
         if self._text_prompt is not None and not self._transcripts and len(self._messages) == 1:
             self._begin().prompt(self._actor.encode(self._text_prompt))

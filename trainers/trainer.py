@@ -83,7 +83,7 @@ class Trainer:
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
         self._waiting = resumed.waiting
         """Records in the last trainer's window; they come before all others."""
-        every, past = run.recipe.evaluate.every, build_trials(self.settings, resumed)
+        every, past = run.recipe.evaluate.every, resume_trials(self.settings, resumed)
         self.scheduler = Scheduler[PreparedGroup](self.settings, every, run.recipe.seed, past, run.ended)
         self._messages = TrainerMessages(
             run,
@@ -326,7 +326,7 @@ class Trainer:
         self._reader.close()
 
 
-def build_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
+def resume_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
     """Return the trials that get a trainer past a batch that ended earlier processes."""
     begun = resumed.begun or StepBegun()
     full, unit = settings.groups_per_batch, settings.minibatches

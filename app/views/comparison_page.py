@@ -190,7 +190,7 @@ def draw_figure(found: Comparison) -> Any:
         for panel, axis, some in zip(row, CURVE_AXES, curves, strict=True):
             for index, (name, curve) in enumerate(some.items()):
                 _draw_curve(panel, curve, name, index)
-            panel.set_title(_describe_panel(some), fontsize="small")
+            panel.set_title(_note_missing_means(some), fontsize="small")
             panel.set_xlabel(LABELS[axis])
             panel.grid(alpha=0.3)
         row[0].set_ylabel(f"{policy}: {REWARD_ROWS[what]}")
@@ -219,7 +219,7 @@ def _collect_curves(found: Comparison, policy: str, what: str, axis: str) -> dic
     return curves
 
 
-def _describe_panel(curves: Mapping[str, Curve]) -> str:
+def _note_missing_means(curves: Mapping[str, Curve]) -> str:
     """Return the note above a panel: that it is empty, or for which variants it shows single seeds."""
     if not any(curve.mean.x or curve.seeds for curve in curves.values()):
         return "empty: no run has measured it"

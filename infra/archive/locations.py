@@ -84,7 +84,7 @@ class Location(Protocol):
         """Remove files that killed writers left, except the listed files and objects."""
         ...
 
-    def path_to_grow(self, name: str) -> Path:
+    def path_of_growing_file(self, name: str) -> Path:
         """Return a path for a growing file."""
         ...
 
@@ -201,7 +201,7 @@ class InFolder:
         for path in self.root.glob(f"{MANIFEST}.*.new"):
             path.unlink()
 
-    def path_to_grow(self, name: str) -> Path:
+    def path_of_growing_file(self, name: str) -> Path:
         """Return a path in the folder itself, so that the file can be renamed to its name."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -298,7 +298,7 @@ class InStore:
             if OWN_FILES.fullmatch(name) and name not in files and datetime.now(UTC) - one.modified > SPARED_BY_GC:
                 self._store.delete(one.key)
 
-    def path_to_grow(self, name: str) -> Path:
+    def path_of_growing_file(self, name: str) -> Path:
         """Return a path on this machine."""
         path = self._here / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -191,7 +191,7 @@ class ArchiveWriter:
 
     def _open_series(self, message: Message, schema: Plain | None, fingerprint: bytes) -> ContainerWriter:
         partition_id = (message.topic, message.partition)
-        path = self.location.path_to_grow(f"{_folder(partition_id)}/{message.offset}{PART}")
+        path = self.location.path_of_growing_file(f"{_folder(partition_id)}/{message.offset}{PART}")
         named = f"{self.manifest.run_id}/{message.topic}/{message.partition}/{message.offset}"
         sync_marker = hashlib.sha256(named.encode()).digest()[:16]
         return ContainerWriter(path, partition_id, schema, fingerprint, sync_marker)
@@ -271,7 +271,7 @@ class ArchiveWriter:
                 "name, so another program may have written the record"
             )
         name = f"{OBJECTS}/{claim.key}"
-        path = self.location.path_to_grow(f"{name}{PART}")
+        path = self.location.path_of_growing_file(f"{name}{PART}")
         self._fetch(claim, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -102,7 +102,7 @@ def replay(root: Path | str, into: str | None, data: Path | None, topics: Iterab
     newest = _find_newest_revision(archive)
     chosen = _choose_topics(archive, topics)
     with _open_target(archive, newest, into, data) as target:
-        specs = _list_topics(archive, newest, chosen)
+        specs = _list_topics_to_create(archive, newest, chosen)
         ensure_topics(target.connection, specs)
         objects = _put_objects(archive, target)
         found = _write_topics(archive, target.connection, chosen)
@@ -139,7 +139,7 @@ def _choose_topics(archive: Archive, asked: Iterable[str]) -> list[str]:
     return [*(name for name in dict.fromkeys(wanted) if name != recipe), recipe]
 
 
-def _list_topics(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
+def _list_topics_to_create(archive: Archive, newest: RecipeRevision, chosen: Iterable[str]) -> list[TopicSpec]:
     """Return every topic of the run, so that its components find all they need, and topics that no recipe names."""
     recipe = Recipe.from_json(newest.recipe)
     specs = recipe.build_topic_specs(archive.revisions()[0].state_partitions or 1)

@@ -28,7 +28,8 @@ from headrace.infra.store.object_store import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".headrace", ".*_cache", ".hypothesis", ".*cache")
-AT_ONCE = 2
+AT_ONCE = 3
+"""More than cores: they wait more than they compute."""
 LIMIT_S = 240
 SLOWEST_S = 30
 """A mutant may make a test wait in vain: it then waits so long."""

@@ -28,7 +28,7 @@ Judged = Callable[[Mutant], Future[str]]
 
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest) -> Iterator[Judged]:
-    """Judge the mutants that were asked for, two at a time; each test waits for its own."""
+    """Judge the mutants that were asked for, some at a time; each test waits for its own."""
     items = [item for item in request.session.items if item.get_closest_marker("mutants")]
     asked: list[Mutant] = [item.callspec.params["mutant"] for item in items if isinstance(item, pytest.Function)]
     with servers() as named, judges(named) as judge, ThreadPoolExecutor(AT_ONCE) as pool:

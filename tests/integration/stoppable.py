@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -13,11 +12,9 @@ from pathlib import Path
 
 import psutil
 from forked import Forked, headrace
+from patience import PATIENCE_S
 
 from headrace.infra.kafka.clients import KafkaAway, KafkaRefused
-
-PATIENCE_S = float(os.environ.get("HEADRACE_TEST_PATIENCE", "120"))
-"""Less for mutants, which may make a test wait in vain."""
 
 
 def until(condition: Callable[[], bool], what: str, pause_s: float = 0.05) -> None:

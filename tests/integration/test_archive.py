@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from made_records import played, tasks
 from made_run import make_run, tiny_recipe
+from patience import PATIENCE_S
 from said import say
 from test_redrive import curating
 
@@ -86,7 +87,7 @@ def roll_out(run: Run, numbers: range) -> None:
 def curate_live(run: Run) -> dict[str, Any]:
     """Curate all that there is; return what the audit says of it."""
     wanted = sum(1 for m in read_all(run.connection, [run.topics.trajectories("solver")])) - 1  # one came twice
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_S
     with curating(run):
         while concluded(run) < wanted:
             assert time.monotonic() < end, "not all is curated in time"
@@ -125,7 +126,7 @@ def delete_topics(run: Run) -> None:
     for name, future in admin.delete_topics(names).items():
         with translate_kafka_errors(f"deleting topic {name}"):
             future.result()
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_S
     while set(names) & admin.list_topics(timeout=60).topics.keys():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import structlog
 from made_run import make_run, tiny_recipe
-from stoppable import PATIENCE_S, until
+from patience import PATIENCE_S
+from stoppable import until
 from tcp_proxy import Mode, TcpProxy
 
 from headrace.infra.process.patience import SERVER_AWAY, Patience

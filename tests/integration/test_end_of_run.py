@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from made_run import make_run, tiny_recipe
+from patience import PATIENCE_S
 from said import say
 from structlog.testing import capture_logs
 
@@ -37,7 +38,7 @@ def over(said: list[Any]) -> list[str]:
 
 
 def turn_until(turn: Callable[[], object], condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "it was not said in time"
         turn()

@@ -16,6 +16,7 @@ from unittest.mock import ANY
 import pytest
 from confluent_kafka import TopicPartition
 from made_run import TINY_MODEL, make_run, tiny_recipe
+from patience import PATIENCE_S
 from said import say
 
 from headrace.consumers.evaluate.evaluator import Evaluator, open_evaluator
@@ -53,7 +54,6 @@ from headrace.schemas.topics import eval_stream
 
 QUOTA = 8
 """(max_staleness 1 + 1) * 4 groups per batch."""
-PATIENCE_S = 180.0
 
 
 @pytest.fixture

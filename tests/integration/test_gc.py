@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 from made_run import but_for_checkpoints, make_run, tiny_recipe
+from patience import PATIENCE_S
 from rich.console import Console
 from said import say
 
@@ -203,7 +204,7 @@ def joined(run: Run) -> Serving:
     follower = RunFollower(run, ("solver",), "joiner")
     follower.use_loader(WeightLoader(cast("Engine", engine), follower.published, run.weights_cache, Pauses()))
     follower.start()
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while engine.loaded.get("solver") != VERSIONS - 1 and follower.is_alive() and time.monotonic() < end:
         time.sleep(0.05)
     follower.stop()

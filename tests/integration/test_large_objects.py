@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import structlog
 from made_run import tiny_recipe
-from stoppable import PATIENCE_S, until
+from patience import PATIENCE_S
+from stoppable import until
 from tcp_proxy import TcpProxy
 from test_servers import gone
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.embedded import servers as servers_of_a_run
@@ -38,7 +39,7 @@ def kill_store(servers: Servers) -> int:
     """Kill the store, once it is gone; return its port."""
     port = int(servers.store_address.endpoint.rpartition(":")[2])
     os.kill(servers.pids()["store"], signal.SIGKILL)
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_S
     while "store" in servers.pids():
         assert time.monotonic() < end
         time.sleep(0.02)

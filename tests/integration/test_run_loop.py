@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from counting_component import Counter, membership
+from patience import PATIENCE_S
 from said import say
 
 from headrace.infra.errors import Unavailable
@@ -80,7 +81,7 @@ def exactly_once(n: int) -> dict[int, list[tuple[int, int]]]:
     return {p: [(value, i + 1) for i, value in enumerate(range(p, n, PARTITIONS))] for p in range(PARTITIONS)}
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"

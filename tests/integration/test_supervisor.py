@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 from structlog.testing import capture_logs
 
 from headrace.app.launcher.components import TORCHRUN
@@ -53,7 +54,7 @@ def supervised(
         supervisor.stop(timeout_s=5)
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "what the test waits for did not come"

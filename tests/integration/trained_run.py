@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from forked import process as forked
+from patience import PATIENCE_S
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_all
@@ -79,7 +80,7 @@ def _command(words: tuple[str, ...], out: str, err: str, failpoints: str) -> Non
         cli.main(words)
 
 
-def until(condition: Callable[[], bool], process: BaseProcess, timeout_s: float = 120) -> None:
+def until(condition: Callable[[], bool], process: BaseProcess, timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition, as long as the process lives."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from patience import PATIENCE_S
+
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import Content, ObjectCorrupt, ObjectMissing, StoreUnavailable
 from headrace.infra.weights.tensors import hash_weights
@@ -91,7 +93,7 @@ def tried(call: Callable[[], object]) -> str:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)

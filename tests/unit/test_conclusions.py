@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from patience import PATIENCE_S
 
 from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
@@ -34,8 +35,6 @@ from headrace.schemas.headers import task_stamp
 from headrace.schemas.records import DeadLetter, Task, TrajectoryGroup
 from headrace.schemas.topics import Topics
 
-GUARD_S = 60
-"""A limit that no test is about: a busy machine is none that hangs."""
 PAYLOAD = '{"task_id": "t", "prompt": "1+1"}'
 
 
@@ -163,11 +162,11 @@ def test_an_evaluation_has_slots_only_while_the_engine_has_its_version(monkeypat
     def hold(*_: object) -> None:
         seen.append(slots.taken)
         begun.set()
-        may_go_on.wait(GUARD_S)
+        may_go_on.wait(PATIENCE_S)
 
     async def run() -> None:
         playing = asyncio.create_task(works.play_and_deliver(evaluation, asyncio.Event(), lambda _: None))
-        assert await asyncio.to_thread(begun.wait, GUARD_S)
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         training = gate.try_admit(task)
         assert isinstance(training, Reservation), "training may have all slots"
         works.waiting += MOST_WAITING - 1

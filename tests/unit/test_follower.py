@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from patience import PATIENCE_S
 from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
@@ -238,7 +239,7 @@ def test_groups_of_an_evaluation_that_ask_at_once_fetch_their_version_once(monke
     def slow(claim: ClaimCheck) -> memoryview:
         fetched.append(claim.key)
         for _ in range(4):  # until all have asked the engine and were refused
-            assert refused.acquire(timeout=60)
+            assert refused.acquire(timeout=PATIENCE_S)
         return get(claim)
 
     def counted(policy: str, version: int, weights: Mapping[str, Tensor] | None = None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from patience import PATIENCE_S
 
 from headrace.infra.process.child_process import wait_without_reaping
 from headrace.producers.engines import generation_server
@@ -102,7 +103,7 @@ def test_a_load_ends_when_its_engine_is_closed_and_the_server_is_not_started_aga
     server.serve(ServedWeights(0, tmp_path))
 
     loading = begin_to_serve(server, ServedWeights(1, tmp_path), raised)
-    assert api.begun.wait(60)
+    assert api.begun.wait(PATIENCE_S)
     server.close()
     loading.join()
     assert "failed while it loaded version 1" in str(raised[0])

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from headrace.infra.embedded import jars
 from headrace.infra.embedded.jars import FIXED_MTIME, JarUnavailable, fetch_class_path, jar_path
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import UsageError
 
-GUARD_S = 60
-"""A limit that no test is about: a busy machine is none that hangs."""
 COORDINATE = "org.example:thing:1.0"
 CONTENT = b"a jar"
 PINS = {COORDINATE: hashlib.sha256(CONTENT).hexdigest()}
@@ -127,18 +126,18 @@ def test_two_runs_that_start_at_once_fetch_a_jar_once(monkeypatch: pytest.Monkey
     def slowly(path: Path) -> None:
         path.write_bytes(CONTENT[:1])
         begun.set()
-        assert go_on.wait(GUARD_S)
+        assert go_on.wait(PATIENCE_S)
         path.write_bytes(CONTENT)
 
     stand_in = resolver(monkeypatch, tmp_path, slowly)
     paths: list[list[str]] = []
     runs = [threading.Thread(target=lambda: paths.append(fetch_class_path(tmp_path, pins=PINS))) for _ in range(2)]
     runs[0].start()
-    assert begun.wait(GUARD_S)
+    assert begun.wait(PATIENCE_S)
     runs[1].start()  # sees half a jar, and has to wait for the other
     go_on.set()
     for run in runs:
-        run.join(GUARD_S)
+        run.join(PATIENCE_S)
     assert len(paths) == 2
     assert stand_in.n_calls == 1
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from patience import PATIENCE_S
 from structlog.testing import capture_logs
 
 from headrace.infra.store import object_cache
@@ -158,7 +159,7 @@ def test_who_holds_the_lock_and_fetches_nothing_is_not_waited_for(
     with ThreadPoolExecutor(1) as pool, (path.parent / ".lock").open("ab") as held, capture_logs() as logs:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = pool.submit(lambda: bytes(cache_of(store, tmp_path).get(claim)))
-        assert waiting.result(timeout=60) == b"whole"
+        assert waiting.result(timeout=PATIENCE_S) == b"whole"
     assert "has fetched nothing" in logs[0]["why"]
     assert not path.exists(), "the folder is the other's"
 

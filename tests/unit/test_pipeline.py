@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from patience import PATIENCE_S
 
 from headrace.infra.run.run import Run
 from headrace.infra.weights.tensors import Tensor, hash_weights
@@ -24,7 +25,7 @@ from headrace.trainers.versions.publisher import Base, VersionUploader
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -84,7 +85,7 @@ class Scene:
     ) -> WeightsPublished:
         self.begun.append(version)
         assert (epoch, given_up.is_set()) == (0, False)
-        assert self.may_publish.acquire(timeout=60)
+        assert self.may_publish.acquire(timeout=PATIENCE_S)
         base, self.uploader.base = self.uploader.base, Base(version, 0, named, hash_weights(named), WeightStretch())
         for whole in (base, self.uploader.base):
             assert whole is None or hash_weights(weights(whole.version)) == whole.weights_hash == hash_weights(

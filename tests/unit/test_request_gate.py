@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from patience import PATIENCE_S
 
 from headrace.producers.engines import request_gate
 from headrace.producers.engines.admission import Admission
@@ -39,7 +40,7 @@ def test_requests_are_taken_in_as_they_came_those_that_were_under_way_first_and_
             asking.append(asyncio.create_task(ask("late")))  # comes before the one that is told
             gate.leave()
             await asyncio.sleep(0.001)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*asking[:5], return_exceptions=True)
         for one in asking[5:]:
             one.cancel()
@@ -93,7 +94,7 @@ def test_a_wait_ends_with_its_time_and_where_it_is_for_nothing_and_holds_nobody_
         first = asyncio.create_task(gate.wait_for_place(look, end, goes_on=False))
         await asyncio.sleep(0)
         second = asyncio.create_task(gate.wait_for_place(can_stay, None, goes_on=False))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             [found] = await asyncio.gather(first, return_exceptions=True)
             gate.leave()
             assert await second

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from made_recipes import sums_recipe
+from patience import PATIENCE_S
 from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
@@ -34,9 +35,6 @@ from headrace.producers.rollout.worker_status import Reporter, StatusPosts, Work
 from headrace.schemas import codec
 from headrace.schemas.records import Failure, WorkerStatus
 from headrace.schemas.topics import Topics
-
-GUARD_S = 60
-"""A limit that no test is about: a busy machine is none that hangs."""
 
 
 def test_places_are_given_back_one_by_one_and_never_twice() -> None:
@@ -167,7 +165,7 @@ def test_few_versions_are_held_at_once_and_all_are_released() -> None:
             done.append(versions)
 
         wanted = [{"a": n % 5, "b": n % 3} if n % 2 else {"b": n % 3, "a": n % 5} for n in range(40)]
-        await asyncio.wait_for(asyncio.gather(*map(evaluate, wanted)), GUARD_S)
+        await asyncio.wait_for(asyncio.gather(*map(evaluate, wanted)), PATIENCE_S)
 
     asyncio.run(run())
     assert len(done) == 40
@@ -194,7 +192,7 @@ def test_a_hold_that_is_cancelled_while_it_is_made_is_released_in_the_end() -> N
     held, may_go_on, threads = Held(), threading.Event(), WorkerThreads().holds
 
     def slow_hold(policy: str, version: int) -> None:
-        may_go_on.wait(GUARD_S)
+        may_go_on.wait(PATIENCE_S)
         held.hold(policy, version)
 
     def release(policy: str, version: int) -> None:
@@ -214,7 +212,7 @@ def test_a_hold_that_is_cancelled_while_it_is_made_is_released_in_the_end() -> N
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
-        assert await asyncio.to_thread(released.wait, GUARD_S)
+        assert await asyncio.to_thread(released.wait, PATIENCE_S)
 
     released = threading.Event()
     asyncio.run(run())
@@ -228,7 +226,7 @@ def test_all_tasks_of_a_version_wait_for_one_hold_and_keep_no_other_call_waiting
     def slow_hold(policy: str, version: int) -> None:
         asked.append(version)
         begun.set()
-        may_go_on.wait(GUARD_S)
+        may_go_on.wait(PATIENCE_S)
         held.hold(policy, version)
 
     async def run() -> None:
@@ -240,7 +238,7 @@ def test_all_tasks_of_a_version_wait_for_one_hold_and_keep_no_other_call_waiting
                 assert held.now == [("a", version)], "each version is held once, and only while it is used"
 
         tasks = [asyncio.create_task(evaluate(version)) for version in [1] * 80 + [2] * 80]
-        assert await asyncio.to_thread(begun.wait, GUARD_S), "a call of an episode"
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S), "a call of an episode"
         assert asked == [1]
         tasks[0].cancel()
         may_go_on.set()
@@ -256,7 +254,7 @@ def test_a_version_that_is_being_released_is_held_anew() -> None:
 
     def slow_release(policy: str, version: int) -> None:
         begun.set()
-        may_go_on.wait(GUARD_S)
+        may_go_on.wait(PATIENCE_S)
         held.release(policy, version)
 
     async def run() -> None:
@@ -269,7 +267,7 @@ def test_a_version_that_is_being_released_is_held_anew() -> None:
                 assert held.now == [("a", 1)]
 
         first = asyncio.create_task(evaluate())
-        assert await asyncio.to_thread(begun.wait, GUARD_S)
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         second = asyncio.create_task(evaluate())
         await asyncio.sleep(0)
         may_go_on.set()
@@ -323,15 +321,15 @@ def test_the_watchdog_ends_a_process_whose_loop_stands_still_and_no_other() -> N
     ended = threading.Event()
     watchdog = Watchdog(limit_s=0.05, turn_s=0.01, end=ended.set)
     watchdog.start()
-    assert ended.wait(GUARD_S)
+    assert ended.wait(PATIENCE_S)
 
     spared = threading.Event()
-    beaten = Watchdog(limit_s=GUARD_S, turn_s=0.01, end=spared.set)
+    beaten = Watchdog(limit_s=PATIENCE_S, turn_s=0.01, end=spared.set)
     beaten.start()
     for _ in range(10):
         beaten.beat()
     beaten.stop()
-    beaten.join(GUARD_S)
+    beaten.join(PATIENCE_S)
     assert not spared.is_set()
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from patience import PATIENCE_S
 from test_episodes import TASK, Echo, FakeEngine, context, spec
 
 from headrace.envs.contract import Problem, Score
@@ -22,9 +23,6 @@ from headrace.producers.rollout.episodes import WorkflowSpec, play_group
 from headrace.producers.rollout.score_threads import MOST_STUCK, ScoreThreads, ScoreTimeLimit, _Call, _ScoreThread
 from headrace.producers.rollout.scoring import LimitedScoring
 from headrace.schemas.records import TrajectoryGroup
-
-GUARD_S = 60
-"""A limit that no test is about: a busy machine is none that hangs."""
 
 
 class Sleeper(Echo):
@@ -68,7 +66,7 @@ def test_the_event_loop_goes_on_while_scores_run_and_no_more_of_them_run_than_th
             with self.lock:
                 self.running += 1
                 self.most = max(self.most, self.running)
-            has_come = self.may_end.wait(GUARD_S)
+            has_come = self.may_end.wait(PATIENCE_S)
             self.may_end.set()  # if it never came, the other scores need not wait for it too
             assert has_come, "the event loop stands still, or fewer than four scores run at once"
             with self.lock:
@@ -81,14 +79,14 @@ def test_the_event_loop_goes_on_while_scores_run_and_no_more_of_them_run_than_th
                 self.may_end.set()
 
     environment = Held()
-    group = play_with_beat(scored_by(environment, 2 * GUARD_S, threads=4), 12, environment.on_beat)
+    group = play_with_beat(scored_by(environment, 2 * PATIENCE_S, threads=4), 12, environment.on_beat)
     assert (len(group.trajectories), group.failures) == (12, ())
     assert environment.most == 4
 
 
 def test_the_results_are_those_of_one_score_after_the_other() -> None:
-    at_once = play_with_beat(scored_by(Sleeper(0.01), GUARD_S, threads=8), n_asked=16)
-    in_order = play_with_beat(scored_by(Sleeper(0.0), GUARD_S, threads=1), n_asked=16)
+    at_once = play_with_beat(scored_by(Sleeper(0.01), PATIENCE_S, threads=8), n_asked=16)
+    in_order = play_with_beat(scored_by(Sleeper(0.0), PATIENCE_S, threads=1), n_asked=16)
     assert [t.reward for t in at_once.trajectories] == [t.reward for t in in_order.trajectories]
     assert at_once.episode_ids == in_order.episode_ids
 
@@ -104,36 +102,38 @@ def test_a_score_over_its_limit_fails_its_episode_by_name_and_another_thread_tak
             self.calls += 1  # one thread scores at a time
             if self.calls == 1:
                 self.stuck.set()
-                self.over.wait(GUARD_S)
+                self.over.wait(PATIENCE_S)
             return Score(1.0)
 
         def on_beat(self) -> None:
             """Put the event loop's clock on by the limit, once the first score is stuck: the others have all of it."""
             if self.stuck.is_set():
                 self.stuck.clear()
-                monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + GUARD_S)
+                monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + PATIENCE_S)
 
     environment = StuckOnce()
     try:
-        group = play_with_beat(scored_by(environment, GUARD_S, threads=1), 3, environment.on_beat)
+        group = play_with_beat(scored_by(environment, PATIENCE_S, threads=1), 3, environment.on_beat)
     finally:
         environment.over.set()
     [failure] = group.failures
     assert (len(group.trajectories), failure.reason) == (2, "time_limit")
-    assert failure.detail.startswith("environment echo did not score within 60 s (rollout.score_limit_s, or ")
+    assert failure.detail.startswith(
+        f"environment echo did not score within {PATIENCE_S:.0f} s (rollout.score_limit_s, or "
+    )
 
 
 def test_python_that_computes_for_ever_is_interrupted_and_its_thread_ends() -> None:
     group = play_with_beat(scored_by(Echo(pause_s=600), 0.1, threads=1), n_asked=2)
     assert [failure.reason for failure in group.failures] == ["time_limit"] * 2
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE_S
     while any(thread.name == "score" and thread.is_alive() for thread in threading.enumerate()):
         assert time.monotonic() < end, "the threads of scores that were interrupted never end"
         time.sleep(0.01)
 
 
 def test_a_thread_whose_score_was_given_up_ends_though_the_event_loop_takes_its_answer_and_closes() -> None:
-    threads = ScoreThreads("own", 1, GUARD_S)
+    threads = ScoreThreads("own", 1, PATIENCE_S)
 
     async def ask() -> threading.Thread:
         loop = asyncio.get_running_loop()
@@ -143,13 +143,13 @@ def test_a_thread_whose_score_was_given_up_ends_though_the_event_loop_takes_its_
         return call.thread
 
     thread = asyncio.run(ask())
-    thread.join(GUARD_S)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
 def test_what_a_score_raises_reaches_its_workflow_and_the_thread_goes_on() -> None:
     async def ask() -> list[object]:
-        threads = ScoreThreads("own", 1, GUARD_S)
+        threads = ScoreThreads("own", 1, PATIENCE_S)
 
         def fail() -> None:
             raise KeyError("ground_truth")
@@ -162,7 +162,7 @@ def test_what_a_score_raises_reaches_its_workflow_and_the_thread_goes_on() -> No
 
 def test_with_too_many_scores_stuck_none_is_begun() -> None:
     async def ask() -> None:
-        threads = ScoreThreads("own", 1, GUARD_S)
+        threads = ScoreThreads("own", 1, PATIENCE_S)
         threads.stuck = MOST_STUCK
         with pytest.raises(ScoreTimeLimit, match="64 score calls of environment own still run after their time limit"):
             await threads.run(lambda: 1)
@@ -205,4 +205,4 @@ def test_a_score_that_is_no_finite_number_names_its_environment(score: Score, sa
             return score
 
     with pytest.raises(ValueError, match=says):
-        LimitedScoring(Own(), GUARD_S).score(Problem("t", "p"), "x")
+        LimitedScoring(Own(), PATIENCE_S).score(Problem("t", "p"), "x")

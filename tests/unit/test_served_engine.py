@@ -12,6 +12,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from told_lock import ToldLock
 
 from headrace.infra.embedded.server_process import ServerError
@@ -32,8 +33,6 @@ from headrace.producers.engines.served_policy import ServedPolicy
 from headrace.producers.engines.server_api import Answer, ServerAway, ServerLoad, WeightsRefused
 from headrace.producers.engines.weight_folders import WeightFolders
 
-GUARD_S = 60
-"""A limit that no test is about: a busy machine is none that hangs."""
 SAMPLING = Sampling(max_tokens=6)
 
 
@@ -277,7 +276,7 @@ class SlowProcess(Process):
         return self.is_up
 
     def stop(self, timeout_s: float = 0) -> None:
-        self.may_stop.wait(GUARD_S)
+        self.may_stop.wait(PATIENCE_S)
         self.is_up = False
 
     def start(self, _limit_s: float) -> None:
@@ -285,7 +284,7 @@ class SlowProcess(Process):
             return
         self.starts += 1
         self.begun.set()
-        self.may_start.wait(GUARD_S)
+        self.may_start.wait(PATIENCE_S)
         if self.fails or (self.weights is not None and self.weights.version == self.refused):
             raise ServerError("it exited")
         self.is_up = True
@@ -321,7 +320,7 @@ def serve_in(process: Process, name: str = "solver-0") -> GenerationServer:
 
 def wait_until(holds: Callable[[], bool]) -> None:
     """Wait for what the supervisor does."""
-    for _ in range(1000 * GUARD_S):
+    for _ in range(1000 * PATIENCE_S):
         if holds():
             return
         time.sleep(0.001)
@@ -340,7 +339,7 @@ def test_a_server_that_is_started_again_holds_no_version_up_and_gets_the_newest_
     dead.begun.clear()
     dead.may_start.clear()
     dead.is_up = False
-    assert dead.begun.wait(GUARD_S), "its supervisor starts it"
+    assert dead.begun.wait(PATIENCE_S), "its supervisor starts it"
     load(engine, 2)
     load(engine, 3)
     assert (first.version, second.version, engine.versions()) == (3, None, {"solver": 3})
@@ -536,7 +535,7 @@ def test_a_request_that_is_held_back_at_a_server_that_goes_away_goes_to_another(
         other.is_slow = False
         [opened] = [one for one in scene.engine.list_servers() if one.api is server]
         opened.note_gone(ServerAway("it is gone"))
-        async with asyncio.timeout(GUARD_S):
+        async with asyncio.timeout(PATIENCE_S):
             return (await held).ids.tolist(), other.asked
 
     assert asyncio.run(play()) == ([1, 2, 3, 4, 5, 6], [[9]])
@@ -624,7 +623,7 @@ def test_a_version_that_an_evaluation_finds_while_a_newer_one_is_loaded_keeps_it
         def list_slowly() -> set[int]:
             holding = pool.submit(policy.hold, 5, None)
             holding.add_done_callback(lambda _: came.set())
-            assert came.wait(GUARD_S)
+            assert came.wait(PATIENCE_S)
             monkeypatch.setattr(policy, "_list_read", list_read)
             holdings.append(holding)
             return list_read()
@@ -632,7 +631,7 @@ def test_a_version_that_an_evaluation_finds_while_a_newer_one_is_loaded_keeps_it
         holdings = list[Future[None]]()
         monkeypatch.setattr(policy, "_list_read", list_slowly)
         exact.load(6)
-    assert isinstance(holdings[0].exception(GUARD_S), VersionGone)
+    assert isinstance(holdings[0].exception(PATIENCE_S), VersionGone)
     policy.hold(5, WEIGHTS)
     exact.load(7)
     assert policy.find_weights_of(exact.evaluators[0]) == ServedWeights(5, exact.folders.folder / "solver" / "5")
@@ -646,12 +645,12 @@ def test_a_version_is_released_while_a_server_starts_with_another_one(tmp_path: 
     with ThreadPoolExecutor(2) as pool:
         try:
             holding = pool.submit(exact.policy.hold, 2, WEIGHTS)
-            assert slow.begun.wait(GUARD_S)
-            pool.submit(exact.policy.release, 1).result(GUARD_S)
+            assert slow.begun.wait(PATIENCE_S)
+            pool.submit(exact.policy.release, 1).result(PATIENCE_S)
             assert not holding.done()
         finally:
             slow.may_start.set()
-        holding.result(GUARD_S)
+        holding.result(PATIENCE_S)
     assert exact.policy.find_held(2) is exact.evaluators[1]
     with pytest.raises(VersionGone):
         exact.policy.release(1)

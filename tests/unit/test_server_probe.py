@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 from answering_server import answering_server
+from patience import PATIENCE_S
 
 from headrace.infra.embedded import servers
 from headrace.infra.embedded.data_folder import DataFolder
@@ -45,7 +46,7 @@ def test_a_store_that_refuses_answers_and_one_that_is_not_there_does_not() -> No
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from headrace.infra.embedded import server_process, servers
 from headrace.infra.embedded.jars import JarUnavailable
@@ -95,7 +96,7 @@ def test_what_a_dead_server_leaves_running_ends_before_the_server_is_started_aga
         os.kill(pid, signal.SIGKILL)
         wait_without_reaping(pid)
         go_on(server)
-        assert select.select([alive], [], [], 60)[0], "one of them still runs"
+        assert select.select([alive], [], [], PATIENCE_S)[0], "one of them still runs"
     os.close(alive)
 
 

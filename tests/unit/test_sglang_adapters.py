@@ -13,6 +13,7 @@ from typing import Any, cast
 import httpx2
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from tiny_models import SMALLEST
 from told_lock import ToldLock
 
@@ -27,8 +28,6 @@ from headrace.producers.engines.sglang import build_words
 from headrace.producers.engines.sglang_adapters import SGLangAdapters
 from headrace.producers.engines.weight_folders import WeightFolders
 
-GUARD_S = 60
-"""A limit that no test is about: a busy machine is none that hangs."""
 FOLDER = Path("weights")
 SAMPLING = Sampling(max_tokens=9)
 
@@ -233,12 +232,12 @@ def test_a_version_that_is_held_while_servers_unload_it_is_in_them_afterwards(
             if not holdings:
                 holdings.append(other.submit(policy.hold, 3, weights))
                 holdings[0].add_done_callback(lambda _: came.set())
-                assert came.wait(GUARD_S)
+                assert came.wait(PATIENCE_S)
             unload_others(server, versions)
 
         monkeypatch.setattr(policy, "_unload_others", keep_slowly)
         policy.load(4, weights, pool)
-        holdings[0].result(GUARD_S)
+        holdings[0].result(PATIENCE_S)
     assert [sorted(list_versions(server)) for server in servers.values()] == [["3", "4"]] * 2
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from patience import PATIENCE_S
 
 from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka import transactions
@@ -257,7 +258,7 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
 
     def hang(_timeout_s: float) -> None:
         monkeypatch.setattr(transactions, "CALL_STUCK_S", 0.01)  # other calls may take as long as a busy machine needs
-        returns.wait(60)
+        returns.wait(PATIENCE_S)
 
     monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "train.end"))
     monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
@@ -269,7 +270,7 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
         committing = threading.Thread(target=writer.commit)
         committing.start()
         try:
-            assert exits.get(timeout=60) == os.EX_TEMPFAIL
+            assert exits.get(timeout=PATIENCE_S) == os.EX_TEMPFAIL
             told = read_end(tmp_path / "train.end")
             assert told is not None
             assert (told.exit_code, told.lines) == (75, ["error: committing a transaction has not returned for 0.01 s"])

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from safetensors.numpy import load_file
 from told_lock import ToldLock
 
@@ -19,8 +20,6 @@ from headrace.producers.engines import weight_folders
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.weight_folders import FILE, WeightFolders
 
-GUARD_S = 60
-"""A limit that no test is about: a busy machine is none that hangs."""
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
 WEIGHTS = {"layer": Tensor("F32", (2, 3), memoryview(NUMBERS.tobytes()))}
 
@@ -108,10 +107,10 @@ def test_two_that_write_one_version_at_once_get_one_whole_folder(
             yield head
             if others:  # the second one, which is not to write at all
                 came.set()
-                first_is_over.wait(GUARD_S)
+                first_is_over.wait(PATIENCE_S)
             else:
                 others.append(pool.submit(folders.write, "solver", 7, WEIGHTS))
-                assert came.wait(GUARD_S)
+                assert came.wait(PATIENCE_S)
             yield from rest
 
         monkeypatch.setattr(weight_folders, "split_safetensors", split_slowly)
@@ -120,5 +119,5 @@ def test_two_that_write_one_version_at_once_get_one_whole_folder(
             np.testing.assert_array_equal(load_file(written / FILE)["layer"], NUMBERS)
         finally:
             first_is_over.set()
-        assert others[0].result(GUARD_S) == written
+        assert others[0].result(PATIENCE_S) == written
     folders.close()

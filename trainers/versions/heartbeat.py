@@ -32,12 +32,12 @@ def open_heartbeat(run: Run, policy_variant: str, state: str) -> Iterator[Callab
         yield beat
     finally:
         for producer in opened:
-            producer.produce(run.topics.workers, None, _name(policy_variant), 0)
+            producer.produce(run.topics.workers, None, _build_key(policy_variant), 0)
             producer.flush(5)
 
 
 def _write(producer: Producer, run: Run, policy_variant: str, state: str, detail: str) -> None:
-    name, now = _name(policy_variant), now_ms()
+    name, now = _build_key(policy_variant), now_ms()
     status = WorkerStatus(
         run_id=run.run_id, worker=name.decode(), state=state, detail=detail, pid=os.getpid(), updated_ms=now
     )
@@ -45,5 +45,5 @@ def _write(producer: Producer, run: Run, policy_variant: str, state: str, detail
     producer.poll(0)
 
 
-def _name(policy_variant: str) -> bytes:
+def _build_key(policy_variant: str) -> bytes:
     return f"train-{policy_variant}".encode()
