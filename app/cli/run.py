@@ -134,6 +134,12 @@ def check_engine(
         float,
         typer.Option(min=0.0, help="Largest mean difference of log-probabilities to those of a plain forward pass."),
     ] = 0.01,
+    limit: Annotated[
+        float,
+        typer.Option(
+            min=1.0, metavar="SECONDS", help="For one check; a check of a large model loads weights and starts servers."
+        ),
+    ] = 300.0,
     as_json: JsonOption = False,
 ) -> None:
     """Check whether the engine of a recipe keeps what an engine promises. Needs no Kafka, no store and no run.
@@ -160,7 +166,7 @@ def check_engine(
     from headrace.ops.engine_check.engine_check import check_engine as check
 
     console, found = open_console(), []
-    for one in check(EngineCheckRequest(loaded, policy, tolerance)):
+    for one in check(EngineCheckRequest(loaded, policy, tolerance, limit)):
         found.append(one)
         if not as_json:
             console.print(format_check(one), highlight=False, soft_wrap=True)

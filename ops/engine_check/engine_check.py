@@ -23,7 +23,7 @@ from headrace.ops.offline.archived_start import start_from_model
 from headrace.producers.engines.registry import open_engine
 
 LIMIT_S = 300.0
-"""Longest time of one check. Loading a large model takes minutes, so the limit only ends a check that hangs."""
+"""Default for a check. Loading a large model takes minutes, so the limit only ends a check that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class EngineCheckRequest:
     """Policy to check; None for the only one."""
     tolerance: float
     """Largest mean difference of log-probabilities."""
+    limit_s: float = LIMIT_S
+    """Seconds after which a check counts as broken."""
 
 
 def check_engine(request: EngineCheckRequest) -> Iterator[Checked]:
@@ -55,7 +57,7 @@ def check_engine(request: EngineCheckRequest) -> Iterator[Checked]:
     with open_subject(request) as subject:
         loop = asyncio.new_event_loop()
         for what, check in CHECKS.items():
-            yield loop.run_until_complete(run_check(what, check, subject))
+            yield loop.run_until_complete(run_check(what, check, subject, request.limit_s))
         loop.close()
 
 
@@ -84,19 +86,19 @@ def open_subject(request: EngineCheckRequest) -> Iterator[Subject]:
         engine.close()
 
 
-async def run_check(what: str, check: Check, subject: Subject) -> Checked:
+async def run_check(what: str, check: Check, subject: Subject, limit_s: float) -> Checked:
     """Run the check of one promise, and return its result."""
     began = time.monotonic()
     verdict: Literal["kept", "broken", "skipped"] = "broken"
     try:
-        detail = await asyncio.wait_for(check(subject), LIMIT_S)
+        detail = await asyncio.wait_for(check(subject), limit_s)
         verdict = "kept"
     except Skipped as why:
         verdict, detail = "skipped", str(why)
     except Broken as why:
         detail = str(why)
     except TimeoutError:
-        detail = f"no result within {LIMIT_S:.0f} s"
+        detail = f"no result within {limit_s:g} s; if the engine loads a large model meanwhile, give more with --limit"
     except Exception as error:  # noqa: BLE001 - an engine may raise any error, and the error is the result
         detail = describe_with_location(error)
     return Checked(what, verdict, detail, time.monotonic() - began)

@@ -75,6 +75,7 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
     from headrace.producers.engines.model_shapes import ModelShapes
     from headrace.producers.engines.served_engine import ServedEngine
     from headrace.producers.engines.served_policy import ServedPolicy
+    from headrace.producers.engines.server_build import describe_build
     from headrace.producers.engines.server_settings import ServerFactory, find_folder, read_settings
     from headrace.producers.engines.weight_folders import WeightFolders
 
@@ -90,7 +91,7 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
         servers = factory.build_servers(policy, one.context, with_adapters=is_adapter, experts=experts)
         serve = AdapterPolicy if is_adapter else ServedPolicy
         policies.append(serve(policy, one, *servers, written, writes_ties=kind.writes_ties))
-    return ServedEngine(policies, written, kind.logprob_convention, factory.logs), f"{kind.engine} {settings}"
+    return ServedEngine(policies, written, kind.logprob_convention, factory.logs), describe_build(kind, settings)
 
 
 def find_kind(name: str) -> ServerKind:

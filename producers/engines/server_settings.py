@@ -94,6 +94,8 @@ class ServerKind:
     """For servers of adapters beside their base."""
     environment: Mapping[str, str]
     """Variables that its servers need."""
+    version_path: str
+    """Path at which a server says its version, as the key `version`."""
     build_experts_api: Callable[[HttpConnections, ExpertLayers], ServerApi] | None = None
     """For servers that return the experts of every token; None where they cannot do that."""
     experts_words: Sequence[str] = ()
@@ -262,5 +264,9 @@ class ServerFactory:
         return self.kind.build_api
 
     def _open_api(self, build: Callable[[HttpConnections], ServerApi], url: str) -> ServerApi:
-        key = os.environ.get(self.settings.key, "") if self.settings.key else ""
-        return build(HttpConnections(url, key))
+        return build(open_connections(self.settings, url))
+
+
+def open_connections(settings: ServerSettings, url: str) -> HttpConnections:
+    """Return connections to a server, with the API key that the settings name."""
+    return HttpConnections(url, os.environ.get(settings.key, "") if settings.key else "")

@@ -47,4 +47,5 @@ SGLANG = ServerKind(
     # SGLang gives a mixture of experts an untied output layer, and leaves it unset if the files lack it.
     writes_ties=True,
     environment={"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"},
+    version_path="/server_info",
 )

@@ -48,6 +48,7 @@ VLLM = ServerKind(
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
     },
+    version_path="/version",
     logprob_convention="masked",
     # Without a GPU, vLLM keeps a packed copy of the output layer, and renews it only when it reads that layer itself.
     writes_ties=True,

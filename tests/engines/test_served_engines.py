@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -52,7 +53,7 @@ def serving(kind: str, folder: Path, servers: int) -> Iterator[ServedEngine]:
         settings["servers"] = servers
         rollout = Rollout.model_validate({"engine": settings})
         opened, build = open_engine({"solver": save_files(folder / "solver")}, rollout, 64)
-        assert build.startswith(kind)
+        assert re.match(rf"{kind} \d+\.\d+\S* torch \d", build), build
         assert isinstance(opened, ServedEngine)
         load(opened, 0)
         yield opened
@@ -281,7 +282,8 @@ def test_a_server_of_somebody_else_serves_one_worker_and_another_one_is_noticed(
 ) -> None:
     url = engine.list_servers()[0].url
     rollout = Rollout.model_validate({"engine": {"use": kind, "urls": [url], "folder": str(tmp_path)}})
-    other, _ = open_engine({"solver": save_files(tmp_path / "solver")}, rollout, 64)
+    other, build = open_engine({"solver": save_files(tmp_path / "solver")}, rollout, 64)
+    assert re.match(rf"{kind} \d+\.\d+\S* ServerSettings", build), build
     MODELS[1000] = make_model(1000)
     other.load("solver", 1000, weights_of(MODELS[1000]))
     [made] = run(other.generate("solver", PROMPT, LONG, seed=0))

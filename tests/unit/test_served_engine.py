@@ -320,7 +320,7 @@ def serve_in(process: Process, name: str = "solver-0") -> GenerationServer:
 
 def wait_until(holds: Callable[[], bool]) -> None:
     """Wait for what the supervisor does."""
-    for _ in range(1000 * PATIENCE_S):
+    for _ in range(int(1000 * PATIENCE_S)):
         if holds():
             return
         time.sleep(0.001)
