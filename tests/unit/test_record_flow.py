@@ -166,7 +166,7 @@ COMPONENTS = {
     "trainer": "train",
     "compactor": "compact",
 }
-BESIDE = {"launcher", "swap", "gc", "page", "audit", "people", "all at their start", "the same at their start"}
+BESIDE = {"launcher", "swap", "gc", "page", "audit", "people", "all at their start", "its writers at their start"}
 """Commands and people: they are no components, so the map has none of them."""
 
 
