@@ -22,8 +22,9 @@ WATCH_TURN_S = 0.25
 def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool, began_ms: int = 0) -> str:
     """Show a run until it has drained; return why it has ended. Raises AllFailed where nothing ever succeeds.
 
-    Watching writes nothing, and the run does not wait for it: any number of pages may watch, and stop. Where no `up`
-    is known of, nothing must succeed while it is watched either: what failed before may have been mended.
+    Watching writes nothing, and the run does not wait for it, so any number of pages may watch. If it is not known when
+    `up` started the run, failures from before may have been mended. Then AllFailed is raised only if nothing succeeds
+    during the limit `launch.all_failed_limit_s` either.
 
     Args:
         run: The run, joined.
