@@ -150,9 +150,9 @@ class Rollout(Settings):
     top_p: float = 1.0
     """Must stay 1 in training: recorded log-probabilities are those of the whole distribution."""
     top_k: int = 0
-    """Must stay 0 (off) in training, as `top_p` must stay 1."""
+    """Must stay 0 (off) in training, for the reason that `top_p` gives."""
     min_p: float = 0.0
-    """Must stay 0 (off) in training, as `top_p` must stay 1."""
+    """Must stay 0 (off) in training, for the reason that `top_p` gives."""
     max_tokens: int = Field(256, ge=1)
     """Most tokens that one generation may have."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
