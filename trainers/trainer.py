@@ -285,7 +285,7 @@ class Trainer:
                 policy=self.policy_variant,
                 version=version,
                 why=self.scheduler.ended or "the last version is made",
-                now="groups that still come are discarded; stop this process when none is in flight",
+                now="groups that still come are discarded; stop this process when no group is in flight",
             )
 
     def stop_new_steps(self) -> threading.Event:
