@@ -186,7 +186,7 @@ def _read_attention(config: Any) -> tuple[set[str], int | None]:
     if strange:
         raise EngineError(
             f"the model ({config.model_type}) has layers of type {', '.join(sorted(strange))}; the engine torch knows "
-            "only full_attention and sliding_attention: take a model that has no others"
+            "only full_attention and sliding_attention: take a model with only these two types"
         )
     window = getattr(config, "sliding_window", None)
     return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
