@@ -142,7 +142,8 @@ class Trainer:
         if self._has_group(key):  # without headers the dead letter concludes nothing; the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
-                unnamed, Refusal("unusable", f"the trainer already has a record of {key}, and uses that one")
+                unnamed,
+                Refusal("unusable", f"the trainer already has another record of {key}, and uses only that record"),
             )
         self.scheduler.add_group(found)
         return ()
