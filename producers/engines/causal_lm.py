@@ -161,7 +161,8 @@ class CausalLM:
             tensor = convert_to_tensor(value)
             if tensor.shape != own[name].shape:
                 raise EngineError(
-                    f"{name} must have shape {tuple(own[name].shape)}, as in the model; it has {tuple(tensor.shape)}"
+                    f"the tensor {name} must have shape {tuple(own[name].shape)}, as in the model; it has "
+                    f"{tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(describe_not_finite(name))
@@ -208,7 +209,9 @@ def _list_some(names: Sequence[str]) -> str:
 
 def describe_not_finite(name: str) -> str:
     """Return what is wrong with weights of which one parameter holds numbers that are not finite."""
-    return f"{name} holds NaN or infinite values, so these weights are not served: correct what published them"
+    return (
+        f"the tensor {name} holds NaN or infinite values, so these weights are not served: correct what published them"
+    )
 
 
 def convert_to_tensor(value: Any) -> torch.Tensor:
