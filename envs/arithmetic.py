@@ -203,5 +203,5 @@ class _Deck:
 def _find_tier(name: str) -> Tier:
     if name not in TIERS:
         near = difflib.get_close_matches(str(name), TIERS, n=1, cutoff=0.0)
-        raise ValueError(f"there is no tier {name!r}; did you mean {near[0]!r}? All: {', '.join(TIERS)}")
+        raise ValueError(f"there is no tier {name!r}; did you mean {near[0]!r}? All tiers: {', '.join(TIERS)}")
     return TIERS[name]

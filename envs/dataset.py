@@ -317,8 +317,8 @@ def _check_keep(keep: Any, *, has_scorers: bool) -> None:
         raise ValueError(f'keep must be a list of columns, as in ["tests"]; got {keep!r}')
     if has_scorers and SCORER in keep:
         raise ValueError(
-            f"keep must not list {SCORER!r} if columns.scorer is set, because extra[{SCORER!r}] then holds the name of "
-            "the row's scorer: leave it out of keep, or give the column another name in the data"
+            f"keep must not list {SCORER!r} if columns.scorer is set: extra[{SCORER!r}] then holds the name of the "
+            "row's scorer. Leave the column out of keep, or give the column another name in the data"
         )
 
 

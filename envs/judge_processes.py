@@ -96,7 +96,7 @@ class JudgeProcesses:
         except subprocess.TimeoutExpired:
             return f"gives no answer within {limit_s:g} s"
         lines = ended.stderr.decode(errors="replace").splitlines()
-        return f"exits with {ended.returncode}: {find_last_error(lines) or 'it wrote no error'}"
+        return f"exits with status {ended.returncode}: {find_last_error(lines) or 'it wrote no error'}"
 
 
 def _encode(given: str, gold: str) -> bytes:

@@ -51,7 +51,7 @@ class Mixture:
         names = [_name_source(number, source) for number, source in enumerate(sources, start=1)]
         if not names or len(set(names)) < len(names):
             raise ValueError(
-                "sources must be one or more tables, each with its own `name` (by default that of its `use`); got the "
+                "sources must be one or more tables, each with its own `name` (by default, its `use`); got the "
                 f"names {', '.join(names) or 'none'}"
             )
         if isinstance(tiers, str) or set(tiers) - set(names):

@@ -114,8 +114,8 @@ def _find_mismatch(now: Metrics) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "mismatch",
             f"Engine and trainer differ by {gap:.2g} in log-probabilities computed with the same weights: check that "
-            "both have the same model, tokenizer, sampling temperature and precision. Until then, correct for it: set "
-            'trainer.correction = ["tis"], unless trainer.loss is decoupled_ppo or m2po, which correct for it already.',
+            "both have the same model, tokenizer, sampling temperature and precision. Until they agree, set "
+            'trainer.correction = ["tis"], unless trainer.loss is decoupled_ppo or m2po, which correct the difference.',
         )
 
 
@@ -156,6 +156,6 @@ def _find_idle_data(now: Metrics) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "equal_rewards",
             f"In {equal:.0%} of the batch's groups all rewards are equal. An advantage that compares the rewards of a "
-            "group learns nothing from them: put drop_zero_variance into the chain, or use tasks that the policy "
+            "group learns nothing from them: put drop_zero_variance into curate.chain, or use tasks that the policy "
             "solves only sometimes.",
         )

@@ -75,7 +75,10 @@ class TrainerMessages:
     def build_poison_dead_letters(self, batch: Sequence[Waiting[PreparedGroup]], version: int) -> list[Outgoing]:
         """Return the dead letters of a batch whose step ended the process repeatedly."""
         topic = self.run.topics.curated(self.policy_variant)
-        why = f"training version {version} on this batch (groups: {len(batch)}) ended the trainer's process repeatedly"
+        why = (
+            f"training version {version} on the batch of this group (groups: {len(batch)}) ended the trainer's process "
+            "repeatedly: look into the trainer's log"
+        )
         outgoing = [self.build_step_begun(version, 0, 0)]
         for entry in batch:
             message = read_one(self.run.connection, (topic, entry.partition), entry.offset)

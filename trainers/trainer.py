@@ -142,7 +142,8 @@ class Trainer:
         if self._has_group(key):  # without headers the dead letter concludes nothing; the other record does
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
-                unnamed, Refusal("unusable", f"the trainer already has a record of {key}, and uses that one")
+                unnamed,
+                Refusal("unusable", f"the trainer already has another record of {key}, and uses only that record"),
             )
         self.scheduler.add_group(found)
         return ()
@@ -285,7 +286,7 @@ class Trainer:
                 policy=self.policy_variant,
                 version=version,
                 why=self.scheduler.ended or "the last version is made",
-                now="groups that still come are discarded; stop this process when none is in flight",
+                now="groups that still come are discarded; stop this process when no group is in flight",
             )
 
     def stop_new_steps(self) -> threading.Event:

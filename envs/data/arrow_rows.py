@@ -202,10 +202,10 @@ def _choose_columns(name: str, there: Sequence[str], columns: Sequence[str]) -> 
     for column, top in tops.items():
         if top not in there:
             listed = ", ".join(map(repr, there)) or "none"
-            remedy = "name the right one in `columns` or `keep`"
+            remedy = "name the right column in `columns` or `keep`"
             raise TaskFileError(f"{name}: no column {column!r}; it has {listed}: {remedy}")
         if there.count(top) > 1:
-            raise TaskFileError(f"{name}: several columns are called {top!r}: keep one of them")
+            raise TaskFileError(f"{name}: several columns are called {top!r}: rename all but one")
     return list(dict.fromkeys(tops.values()))
 
 

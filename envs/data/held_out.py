@@ -26,7 +26,7 @@ def read_held_out(held_out: Any, source: Source) -> float | dict[str, Source]:
     if isinstance(held_out, bool) or not isinstance(held_out, int | float) or not 0 <= held_out < 1:
         raise ValueError(
             "held_out must be a share (0 <= held_out < 1), a path, a table such as { path = …, split = … }, or a table "
-            f"of several of these by name; got {held_out!r}"
+            f"of several sets, such as {{ easy = PATH, hard = PATH }}; got {held_out!r}"
         )
     return float(held_out)
 
@@ -59,7 +59,7 @@ def _parse_source(key: str, given: Any, source: Source) -> Source:
             raise ValueError(f"{key}.{name} must be a text; got {value!r}")  # noqa: TRY004 - a bad setting is a ValueError
     found = Source(**settings)
     if found == source:
-        others = "split, config or revision" if source.path.startswith(HUB) else "split, if the data has several"
+        others = "split, config or revision" if source.path.startswith(HUB) else "split, if the data has several splits"
         share = "; or give the share of the problems to hold out, as in held_out = 0.1" if key == "held_out" else ""
         raise ValueError(f"{key} names the training data itself: give another path, or another {others}{share}")
     return found

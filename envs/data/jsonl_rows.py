@@ -119,9 +119,9 @@ _DECODER = json.JSONDecoder(
 def _explain_bytes(line: bytes) -> str:
     """Describe the likely encoding of a line that is not UTF-8, and the remedy."""
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return ": it is UTF-16; convert it by `iconv -f UTF-16 -t UTF-8`"
+        return ": the file is UTF-16; convert it by `iconv -f UTF-16 -t UTF-8`"
     if line.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-        return ": it is compressed; unpack it, or call a gzip file .jsonl.gz"
+        return ": the file is compressed; unpack it, or name a gzip file *.jsonl.gz"
     return ": convert the file to UTF-8, for example by `iconv -f LATIN1 -t UTF-8`"
 
 
@@ -138,7 +138,7 @@ def _parse_line(line: bytes, where: str) -> Row:
         raise TaskFileError(f"{where}: {error} is not JSON: write a number, a text or null in its place") from error
     except _Doubled as error:
         raise TaskFileError(
-            f"{where}: the key {str(error)!r:.60} occurs more than once in an object: keep one of them"
+            f"{where}: the key {str(error)!r:.60} occurs more than once in an object: write it only once"
         ) from error
     except RecursionError as error:
         raise TaskFileError(f"{where}: the JSON cannot be read: it is nested too deeply") from error

@@ -104,7 +104,7 @@ class Judge:
             )
         if most <= 0 or limit_s <= 0 or rate < 0 or budget < 0:
             raise ValueError(
-                "most and limit_s must be above 0, and rate and budget 0 or more; got "
+                "`most` and `limit_s` must be above 0, and `rate` and `budget` 0 or more; got "
                 f"most = {most}, limit_s = {limit_s}, rate = {rate}, budget = {budget}"
             )
         self._url, self._model, self._prompt, self._key = f"{url.rstrip('/')}/chat/completions", model, prompt, key
@@ -141,7 +141,9 @@ class Judge:
             return float(word == "yes")
         most = float(verdict["most"] or self._most)
         if most <= 0:
-            raise JudgeError(f"judge {self._model} must divide by a number above 0; its verdict is {verdict[0]!r}")
+            raise JudgeError(
+                f"judge {self._model} must divide by a number above 0, as in 7/10; its verdict is {verdict[0]!r}"
+            )
         return min(max(float(verdict["number"]) / most, 0.0), 1.0)
 
     def _request_reply(self, asked: str) -> str:
@@ -203,7 +205,9 @@ def _read_reply(url: str, content: bytes) -> str:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise JudgeError(f"judge {url} did not answer with a chat completion: {content[:200]!r}") from error
     if is_cut:
-        raise JudgeError(f"judge {url} was cut off, perhaps before its verdict: raise `max_tokens` of the scorer")
+        raise JudgeError(
+            f"the reply of judge {url} was cut off, perhaps before its verdict: raise `max_tokens` of the scorer"
+        )
     return said if isinstance(said, str) else ""
 
 
@@ -229,8 +233,8 @@ class _Allowance:
             turn = max(now, self._next)
             if turn >= end:
                 raise JudgeAway(
-                    f"the judge's `rate` allows no further request in the remaining {end - now:.1f} s: raise `rate` or "
-                    "`limit_s`"
+                    f"the judge's `rate` allows no further request in the {end - now:.1f} s that remain of `limit_s`: "
+                    "raise `rate` or `limit_s`"
                 )
             self._next = turn + self._gap_s
             self._taken += 1

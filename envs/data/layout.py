@@ -137,7 +137,9 @@ class Layout:
                 f"`{column}` must end with a message of the user that is not empty, got {messages[-1]!r:.60}"
             )
         if self.system and messages[0]["role"] == "system":
-            raise RowFault(f"`{column}` begins with a message of the system: leave out the setting `system`")
+            raise RowFault(
+                f"`{column}` begins with a system message: leave out the setting `system`, which would add another one"
+            )
         return messages
 
     def _read_kept(self, row: Row, name: str, unit: str) -> Any:
@@ -149,7 +151,7 @@ class Layout:
             return make_plain(value)
         except ValueError as error:
             raise RowFault(
-                f"`{name}` is {value!r:.60}, which a task cannot hold, because a task is JSON: {error}"
+                f"`{name}` is {value!r:.60}, which a task (JSON) cannot hold: {error}. Change the data or `keep`"
             ) from error
 
     def _read_scorer(self, row: Row, unit: str) -> str:
@@ -167,7 +169,10 @@ class Layout:
         if self.answer_pattern is not None:
             found = list(self.answer_pattern.finditer(answer))
             if not found:
-                raise RowFault(f"answer_pattern does not match in the answer, which ends with {answer[-60:]!r}")
+                raise RowFault(
+                    f"answer_pattern does not match in the answer, which ends with {answer[-60:]!r}: correct the "
+                    "pattern or the answer"
+                )
             answer = (found[-1][1 if self.answer_pattern.groups else 0] or "").strip()
         if scorer.is_boxed:
             answer = _strip_box(answer)
@@ -244,6 +249,7 @@ def _strip_box(answer: str) -> str:
         )
     if len(bare) > LONGEST_NUMBER and bare.strip("+-").replace(".", "", 1).isdigit():
         raise RowFault(
-            f"the answer is a number of {len(bare)} characters; only those of up to {LONGEST_NUMBER} can be compared"
+            f"the answer is a number of {len(bare)} characters, but only numbers of at most {LONGEST_NUMBER} "
+            "characters can be compared"
         )
     return bare

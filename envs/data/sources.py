@@ -48,8 +48,12 @@ class Source:
         chosen = {"split"} if (_find_path(self.path) / SAVED_SPLITS).is_file() else set()
         if idle := [key for key in DEFAULTS if key not in chosen and given.get(key, DEFAULTS[key]) != DEFAULTS[key]]:
             named = " and ".join(f"{where}{key} = {given[key]!r}" for key in idle)
-            has = "folder has only splits" if chosen else "is neither a folder with splits nor a data set of the hub"
-            raise TaskFileError(f"{self.path}: {named} would have no effect, because this {has}: leave it out")
+            has = (
+                "the folder has only splits"
+                if chosen
+                else "the path is neither a folder with splits nor a data set of the hub"
+            )
+            raise TaskFileError(f"{self.path}: {named} would have no effect, because {has}: leave it out")
 
     def open_rows(self, columns: Sequence[str]) -> Rows:
         """Open the rows to read `columns`. Raises TaskFileError."""
@@ -66,7 +70,7 @@ class Source:
             if not files:
                 raise TaskFileError(
                     f"{path} is a folder without Parquet files, and save_to_disk of `datasets` did not write it: name "
-                    "a folder of either kind, or a file"
+                    "a folder with Parquet files, a folder written by save_to_disk, or a file"
                 )
             return open_parquet(files, self.path, columns)
         if path.suffix == ".parquet":

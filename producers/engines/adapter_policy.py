@@ -81,7 +81,7 @@ class AdapterPolicy(ServedPolicy):
         self._refuse_deadly(version)
         used = self._list_used()
         if len(used) >= MOST_HELD:
-            raise EngineError(f"policy {self.name} already holds versions {used}, all in use; release one")
+            raise EngineError(f"policy {self.name} already holds versions {used}, all in use; release a version first")
         wanted = self._find_or_write(version, weights)
         self.loaded.add(version)
         for server in self.servers:
@@ -111,7 +111,7 @@ class AdapterPolicy(ServedPolicy):
         try:
             _adapters_of(server).unload_others(versions)
             if (count := _adapters_of(server).left_over) >= MOST_LEFT_OVER:
-                server.replace(f"it holds {count} adapters that it cannot unload, so it is started again")
+                server.replace(f"the server holds {count} adapters that it cannot unload, so it is started again")
         except (ServerAway, EngineError) as error:  # it only costs memory
             log.warning("engine.not_unloaded", server=server.name, why=str(error))
 

@@ -99,7 +99,7 @@ class Admission:
         turn.add(load, retracted, held_back)
         certain = max(1, int(load.capacity_tokens / self._mean_size)) if self._mean_size else 1
         if self._limit < certain:
-            self._change(certain, "the KV cache always has room for this many")
+            self._change(certain, "the KV cache always has room for this many requests")
         elif turn.retracted > MANY_RETRACTIONS * max(ended, turn.answers):
             self._change(max(certain, turn.find_cut(self._limit)), "the server retracts too many requests")
         elif self._has_long_queue(load, under_way) and not turn.retracted:

@@ -161,7 +161,8 @@ class CausalLM:
             tensor = convert_to_tensor(value)
             if tensor.shape != own[name].shape:
                 raise EngineError(
-                    f"{name} must have shape {tuple(own[name].shape)}, as in the model; it has {tuple(tensor.shape)}"
+                    f"the tensor {name} must have shape {tuple(own[name].shape)}, as in the model; it has "
+                    f"{tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(tensor).all()):
                 raise EngineError(describe_not_finite(name))
@@ -186,7 +187,7 @@ def _read_attention(config: Any) -> tuple[set[str], int | None]:
     if strange:
         raise EngineError(
             f"the model ({config.model_type}) has layers of type {', '.join(sorted(strange))}; the engine torch knows "
-            "only full_attention and sliding_attention: take a model that has no others"
+            "only full_attention and sliding_attention: take a model with only these two types"
         )
     window = getattr(config, "sliding_window", None)
     return kinds, int(window) if window and (not kinds or "sliding_attention" in kinds) else None
@@ -208,7 +209,9 @@ def _list_some(names: Sequence[str]) -> str:
 
 def describe_not_finite(name: str) -> str:
     """Return what is wrong with weights of which one parameter holds numbers that are not finite."""
-    return f"{name} holds NaN or infinite values, so these weights are not served: correct what published them"
+    return (
+        f"the tensor {name} holds NaN or infinite values, so these weights are not served: correct what published them"
+    )
 
 
 def convert_to_tensor(value: Any) -> torch.Tensor:

@@ -298,7 +298,7 @@ class GenerationServer:
             self._update_limit()
         except ServerAway as away:
             if now - self._answered_at > FROZEN_S:
-                self.note_gone(ServerAway(f"no answer for {FROZEN_S:.0f} s ({away})"))
+                self.note_gone(ServerAway(f"the server gave no answer for {FROZEN_S:.0f} s ({away})"))
                 if self._process is not None:
                     self._process.stop(timeout_s=5)
 

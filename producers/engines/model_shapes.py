@@ -60,7 +60,8 @@ class ModelShapes:
         for name, tensor in weights.items():
             if tuple(tensor.shape) != self._shapes[name]:
                 raise EngineError(
-                    f"{name} must have shape {self._shapes[name]}, as in the model; it has {tuple(tensor.shape)}"
+                    f"the tensor {name} must have shape {self._shapes[name]}, as in the model; it has "
+                    f"{tuple(tensor.shape)}"
                 )
             if not bool(torch.isfinite(convert_to_tensor(tensor)).all()):
                 raise EngineError(describe_not_finite(name))

@@ -226,7 +226,7 @@ class ScriptedEngine:
 
     def _require_known(self, policy: str) -> ScriptedPolicy:
         if policy not in self._policies:
-            raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._policies)}")
+            raise EngineError(f"no policy {policy!r} in this engine; its policies are {sorted(self._policies)}")
         return self._policies[policy]
 
     def _read_question(self, text: str) -> Question | None:
@@ -285,6 +285,6 @@ class ScriptedEngine:
         if not self._holds.get((policy, version)):
             held = sorted(key[1] for key, count in self._holds.items() if key[0] == policy and count)
             raise VersionGone(
-                f"policy {policy} version {version} is not held (held: {held}, served: {self._served.get(policy)}); "
-                "hold it before use"
+                f"policy {policy} version {version} is not held by this engine (held: {held}, served: "
+                f"{self._served.get(policy)}): call `hold` before use"
             )

@@ -274,7 +274,7 @@ class ServedEngine:
 
     def _find_policy(self, policy: str) -> ServedPolicy:
         if policy not in self._policies:
-            raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._policies)}")
+            raise EngineError(f"no policy {policy!r} in this engine; its policies are {sorted(self._policies)}")
         return self._policies[policy]
 
     def _supervise(self) -> None:

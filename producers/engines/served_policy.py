@@ -126,7 +126,7 @@ class ServedPolicy:
         """See `Engine.release`. The version stays in its server until another version needs that server."""
         with self._noting:  # without the turn: it does not wait for another version's server
             if not self._holds[version]:
-                raise VersionGone(f"policy {self.name} version {version} is not held")
+                raise VersionGone(f"policy {self.name} version {version} is not held, so it cannot be released")
             self._holds = self._holds - Counter([version])
 
     def find_held(self, version: int) -> GenerationServer | None:
@@ -243,8 +243,8 @@ class ServedPolicy:
     def _describe_missing(self, version: int, held: Sequence[int]) -> VersionGone:
         newest = self.newest.version if self.newest else None
         return VersionGone(
-            f"policy {self.name} version {version} is not held (held: {list(held)}, served: {newest}); "
-            "hold it before use"
+            f"policy {self.name} version {version} is not held by this engine (held: {list(held)}, served: {newest}): "
+            "call `hold` before use"
         )
 
     def _find_free(self) -> GenerationServer:
@@ -253,7 +253,7 @@ class ServedPolicy:
             if all(self._held[version] is not server for version in used):
                 return server
         raise EngineError(
-            f"policy {self.name} already holds versions {used}, all in use; release one, or give more than "
+            f"policy {self.name} already holds versions {used}, all in use; release a version, or give more than "
             f"{len(self.evaluators)} evaluation_servers (with urls: evaluation_urls)"
         )
 

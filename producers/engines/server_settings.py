@@ -136,9 +136,9 @@ def check_recipe(kind: ServerKind, recipe: Recipe) -> None:
         )
     if recipe.evaluate.every and not settings.holds and len(lora) < len(recipe.policies):
         raise UsageError(
-            f"rollout.engine: evaluations need a {kind.what} server of their own, because the others go on to newer "
-            f"versions: {'list one in evaluation_urls' if settings.urls else 'set evaluation_servers = 1'}, or set "
-            "evaluate.every = 0"
+            f"rollout.engine: evaluations need a {kind.what} server of their own, because the other servers go on to "
+            f"newer versions: {'list one in evaluation_urls' if settings.urls else 'set evaluation_servers = 1'}, or "
+            "set evaluate.every = 0"
         )
     if settings.urls and len(recipe.policies) > 1:
         raise UsageError(

@@ -157,9 +157,9 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
     if len(logprobs) != len(ids) or any(
         one[1] != token for one, token in zip(token_logprobs, ids.tolist(), strict=True)
     ):
-        which = " other tokens" if len(logprobs) == len(ids) else ""
+        which = " other" if len(logprobs) == len(ids) else ""
         raise EngineError(
-            f"SGLang returned {len(ids)} tokens, but log-probabilities of {len(logprobs)}{which}: {USE_TESTED}"
+            f"SGLang returned {len(ids)} tokens, but log-probabilities of {len(logprobs)}{which} tokens: {USE_TESTED}"
         )
     spans = meta.get("weight_versions") if len(ids) else []
     if spans is None:
@@ -169,7 +169,7 @@ def read_answer(found: dict[str, Any], stop_ids: Sequence[int]) -> Answer:
     runs = tuple((read_label(one["version"]), int(one["end"]) - int(one["start"])) for one in spans)
     if sum(length for _, length in runs) != len(ids):
         labelled = sum(length for _, length in runs)
-        raise EngineError(f"SGLang returned {len(ids)} tokens, but the versions of {labelled}: {USE_TESTED}")
+        raise EngineError(f"SGLang returned {len(ids)} tokens, but the versions of {labelled} tokens: {USE_TESTED}")
     reason = meta["finish_reason"]
     ended = {"stop": "stop", "length": "length"}.get(reason["type"], "aborted")
     if ended == "stop" and isinstance(reason.get("matched"), int) and reason["matched"] not in stop_ids:

@@ -209,8 +209,8 @@ def read_answer(found: dict[str, Any], version: int) -> Answer:
     logprobs = np.asarray((choice["logprobs"] or {}).get("token_logprobs", ()), np.float32)
     if len(logprobs) != len(ids):
         raise EngineError(
-            f"vLLM returned {len(ids)} tokens, but log-probabilities of {len(logprobs)}: use a version of vLLM that "
-            "docs/engines.md lists as tested"
+            f"vLLM returned {len(ids)} tokens, but log-probabilities of {len(logprobs)} tokens: use a version of vLLM "
+            "that docs/engines.md lists as tested"
         )
     ends: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
     runs = ((version, len(ids)),) if len(ids) else ()

@@ -34,7 +34,7 @@ class WeightSets:
     def serving_set(self, policy: str) -> WeightSet:
         """Return the set that serves a policy. Raises EngineError for a policy that the engine does not have."""
         if policy not in self._served:
-            raise EngineError(f"no policy {policy!r} in this engine; it has {sorted(self._served)}")
+            raise EngineError(f"no policy {policy!r} in this engine; its policies are {sorted(self._served)}")
         return self._served[policy]
 
     def versions(self) -> dict[str, int]:
@@ -87,7 +87,10 @@ class WeightSets:
     def _gone_error(self, policy: str, version: int) -> str:
         held = sorted(key[1] for key, each in self._held.items() if key[0] == policy and each.holds)
         served = self._served[policy].version
-        return f"policy {policy} version {version} is not held (held: {held}, served: {served}); hold it before use"
+        return (
+            f"policy {policy} version {version} is not held by this engine (held: {held}, served: {served}): call "
+            "`hold` before use"
+        )
 
     def _make_room(self, policy: str) -> None:
         mine = [key for key in self._held if key[0] == policy]
@@ -97,7 +100,7 @@ class WeightSets:
         if not unused:
             raise EngineError(
                 f"policy {policy} already holds versions {sorted(key[1] for key in mine)}, all in use; "
-                f"release one, or raise max_held ({self._max_held})"
+                f"release a version, or raise max_held ({self._max_held})"
             )
         self._retired = _add_tokens(self._retired, [self._held.pop(unused[0])])
 

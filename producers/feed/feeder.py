@@ -106,7 +106,7 @@ class Feeder:
             raise MessageRefused(
                 "time_travel",
                 f"version {record.version} of policy {record.policy} is more than {LARGEST_LEAP} versions ahead of the "
-                f"newest that the feeder knows, {self.state.find_newest_version(record.policy)}",
+                f"newest version that the feeder knows, {self.state.find_newest_version(record.policy)}",
             )
         return record
 

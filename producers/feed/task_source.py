@@ -53,8 +53,8 @@ def refuse_small_held_out(workflow: str, environment: Environment, count: int) -
         found = (
             f"only {size}: set evaluate.problems to at most {size}"
             if size
-            else "no problems: set evaluate.every to 0, or let the environment hold some out (the environment dataset "
-            "has the setting held_out = 0.1)"
+            else "no problems: set evaluate.every to 0, or let the environment hold out problems (the environment "
+            "dataset has the setting held_out = 0.1)"
         )
         raise UsageError(f"evaluate.problems is {count}, but the environment of workflow {workflow} holds out {found}")
 

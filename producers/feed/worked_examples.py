@@ -87,8 +87,8 @@ def read_first_example(recipe: Recipe, policy: str, environments: Mapping[str, E
         example = source.example(0)
     except Exception as error:
         raise UsageError(
-            f"policies.{policy}.warm_start needs worked examples, but its environment failed to build the first one: "
-            f"{describe_with_location(error)}"
+            f"policies.{policy}.warm_start needs worked examples, but the environment failed to build the first "
+            f"example: {describe_with_location(error)}"
         ) from error
     if not isinstance(example, WorkedExample):
         raise UsageError(

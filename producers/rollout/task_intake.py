@@ -276,7 +276,9 @@ class TaskIntake(threading.Thread):
             cause: KafkaError = error.args[0]
             if not (cause.retriable() or cause.code() in AWAY_ERRORS or cause.code() in MEMBERSHIP_MOVES):
                 raise translate_error(error, f"committing for group {self._member.group}") from error
-            self._pauses.begin("commit", f"Kafka did not take the commit of started and finished tasks ({cause.str()})")
+            self._pauses.begin(
+                "commit", f"Kafka did not accept the commit of started and finished tasks ({cause.str()})"
+            )
             return False
         self._pauses.end("commit")
         self._commit_due = time.monotonic() + COMMIT_EVERY_S

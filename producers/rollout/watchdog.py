@@ -85,7 +85,9 @@ class StallWatch:
             self.found = f"no token for {silent_s:.0f} s, although tasks are open ({open_tasks}): this process ends"
             faulthandler.dump_traceback()
             log.error(
-                "worker.stalled", why=self.found, remedy="its tasks are started again; one of them may be the cause"
+                "worker.stalled",
+                why=self.found,
+                remedy="the worker's tasks are started again; one of the tasks may be the cause",
             )
             raise Stalled(self.found)
 

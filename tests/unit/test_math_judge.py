@@ -53,7 +53,7 @@ def test_a_child_that_is_slow_or_dies_counts_as_another_answer_and_the_next_one_
 def test_a_judge_that_cannot_start_is_an_error_and_no_verdict() -> None:
     broken = JudgeProcesses((sys.executable, "-c", "raise ImportError('Unsupported ANTLR version')"))
     for _ in range(2):
-        with pytest.raises(JudgeBroken, match=r"python.* exits with 1: ImportError: Unsupported ANTLR version"):
+        with pytest.raises(JudgeBroken, match=r"python.* exits with status 1: ImportError: Unsupported ANTLR version"):
             broken.is_same("x=2", "2")
     absent = JudgeProcesses((sys.executable, "-c", "import time; time.sleep(60)"), first_limit_s=0.1)
     with pytest.raises(JudgeBroken, match=r"gives no answer within 0\.1 s"):

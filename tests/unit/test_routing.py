@@ -149,7 +149,7 @@ def test_a_token_keeps_the_experts_that_predicted_the_one_after_it() -> None:
     experts = decode_routing(routing)
     assert experts.shape == (7, 2, 2)
     assert experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2]
-    with pytest.raises(TranscriptError, match=r"all tokens of the sequence but the last, .* got 7"):
+    with pytest.raises(TranscriptError, match=r"all tokens of the sequence but the last: .* has those of 7"):
         transcript.add_generation(generation(2, np.full((7, 2, 2), 2, np.uint8)))
 
 
@@ -196,7 +196,10 @@ def test_routing_that_does_not_fit_its_sequence_is_unusable(routing: Routing) ->
         (np.full((3, 2, 2), 1, np.uint8), "the same expert twice"),
         (np.array([[[0, 8]] * 2], np.uint8), "expert 8, but .* only the experts 0 to 7"),
         (np.array([[[0, 300]] * 2], np.uint16), "expert 300"),
-        (np.zeros((3, 3, 2), np.uint8), "3 layers with 2 experts per token, but the trainer's model has 2 with 2"),
+        (
+            np.zeros((3, 3, 2), np.uint8),
+            "3 layers with 2 experts per token, but the trainer's model has 2 layers with 2",
+        ),
         (np.zeros((3, 2, 1), np.uint8), "2 layers with 1 experts per token"),
     ],
 )

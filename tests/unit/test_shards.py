@@ -123,7 +123,7 @@ def test_a_part_that_holds_something_else_than_its_index_says_is_an_error(folder
     held = part_of(folder, found.parts[0])
     held["masters/3@0"] = replace(held["masters/3@0"], shape=(50, 2))
     other = folder.put(encode_safetensors(held), "checkpoints")
-    with pytest.raises(CheckpointError, match="must have 'masters/3@0' as F32"):
+    with pytest.raises(CheckpointError, match="must have the tensor 'masters/3@0' as F32"):
         read_parts(folder.run, index, (replace(found.parts[0], claim=other),), room(), None)
     torn = folder.put(encode_safetensors(held)[:-1], "checkpoints")
     with pytest.raises(WeightsError):

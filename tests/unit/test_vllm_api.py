@@ -159,7 +159,7 @@ def test_an_answer_whose_parts_do_not_agree_is_refused() -> None:
     assert read_answer({"choices": [CHOICE]}, 3).logprobs.tolist() == [-0.5, -1.0, -0.25]
     for logprobs in (None, {"token_logprobs": [-0.5]}):
         found = {"choices": [deepcopy(CHOICE) | {"logprobs": logprobs}]}
-        with pytest.raises(EngineError, match=r"returned 3 tokens, but log-probabilities of [01]:"):
+        with pytest.raises(EngineError, match=r"returned 3 tokens, but log-probabilities of [01] tokens:"):
             read_answer(found, 3)
 
 

@@ -46,7 +46,7 @@ def test_what_is_no_worked_example_is_refused_before_anything_starts() -> None:
     with pytest.raises(UsageError, match=r"must return a\s+WorkedExample, got tuple"):
         first(("2+3?", "5"))
     with pytest.raises(
-        UsageError, match=r"its environment failed to build the first one: LookupError: no such row at "
+        UsageError, match=r"the environment failed to build the first example: LookupError: no such row at "
     ):
         first(LookupError("no such row"))
     with pytest.raises(TypeError, match=r"WorkedExample\.completion must be a string, got "):

@@ -66,7 +66,7 @@ def _add_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[
     firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
     if gone := sorted(UseId.of(use) for use, replay in replays.items() if replay not in firsts):
         raise LineageBroken(
-            f"{topic} no longer holds the first uses of {len(gone)} of the replays that were trained on, such as "
+            f"{topic} no longer holds the first records of {len(gone)} replayed groups that were trained on, such as "
             f"{gone[0]}, so their versions cannot be trained again: were records of this topic deleted?"
         )
     records = {use: curated for use, (_, curated) in found.items()}

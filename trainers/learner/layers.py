@@ -50,7 +50,9 @@ def wrap_layers(model: transformers.PreTrainedModel, *, checkpointing: bool, com
         ("compile", compiled, parts),
     ):
         if wanted and not found:
-            raise UsageError(f"{model.config.model_type} has no layers that trainer.{name} supports: set it to false")
+            raise UsageError(
+                f"{model.config.model_type} has no layers that trainer.{name} supports: set trainer.{name} to false"
+            )
 
 
 def _wrap(

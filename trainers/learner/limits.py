@@ -24,7 +24,8 @@ class RoutingLimits:
         if routing.shape[1:] != (self.layers, self.per_token):
             raise BatchError(
                 f"the recorded routing has {routing.shape[1]} layers with {routing.shape[2]} experts per token, but "
-                f"the trainer's model has {self.layers} with {self.per_token}: check that the engine serves this policy"
+                f"the trainer's model has {self.layers} layers with {self.per_token}: check that the engine serves "
+                "this policy"
             )
         if routing.size and routing.max() >= self.experts:
             raise BatchError(

@@ -117,7 +117,7 @@ def _find_targets(model: transformers.PreTrainedModel, targets: tuple[str, ...])
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             near = ", ".join(difflib.get_close_matches(target, ends, n=1)) or ", ".join(ends)
             raise ModelError(
-                f"lora.targets names {target!r}, which is not a linear layer of this {model.config.model_type}; "
+                f"lora.targets names {target!r}, which is not a linear layer of the {model.config.model_type} model; "
                 f"did you mean {near}?"
             )
     return list(targets) or ends

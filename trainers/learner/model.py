@@ -313,7 +313,9 @@ def _check_model(
 ) -> transformers.PreTrainedModel:
     vocabulary = model.config.get_text_config().vocab_size
     if vocabulary < len(tokenizer):
-        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, but the model has only {vocabulary}: {remedy}")
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has only {vocabulary}: {remedy}"
+        )
     if tokenizer.eos_token_id is None:
         raise ModelError(
             "the tokenizer has no end-of-sequence token, so no completion would ever end: set `eos_token` in its "

@@ -85,7 +85,7 @@ def _cut(name: str, found: Any) -> Cut:
         case {"dtype": str(dtype), "shape": list(shape), "pieces": list(pieces)} if dtype in ITEM_BYTES:
             cut = Cut(dtype, _sizes(name, shape), tuple(_piece(name, piece) for piece in pieces))
         case _:
-            raise CheckpointError(f"the index of a checkpoint is malformed at {name[:80]!r}")
+            raise CheckpointError(f"the index of a checkpoint is malformed at the tensor {name[:80]!r}")
     _check_cover(name, cut)
     return cut
 
@@ -94,12 +94,12 @@ def _piece(name: str, found: Any) -> Piece:
     match found:
         case {"offsets": list(offsets), "sizes": list(sizes), "part": str(part)}:
             return Piece(_sizes(name, offsets), _sizes(name, sizes), part)
-    raise CheckpointError(f"the index of a checkpoint is malformed at a piece of {name[:80]!r}")
+    raise CheckpointError(f"the index of a checkpoint is malformed at a piece of the tensor {name[:80]!r}")
 
 
 def _sizes(name: str, found: list[Any]) -> tuple[int, ...]:
     if not all(type(size) is int and size >= 0 for size in found):
-        raise CheckpointError(f"the index of a checkpoint has invalid sizes of {name[:80]!r}")
+        raise CheckpointError(f"the index of a checkpoint has invalid sizes of the tensor {name[:80]!r}")
     return tuple(found)
 
 

@@ -17,5 +17,5 @@ def describe_wrong_shape(found: Shapes, expected: Shapes) -> str:
         if there is None:
             return f"the model has no tensor {name[:80]!r}"
         if here != there:
-            return f"the tensor {name[:80]!r} has the shape {list(here)} and not {list(there)}"
+            return f"the tensor {name[:80]!r} has the shape {list(here)}, and not {list(there)} as in the model"
     return ""

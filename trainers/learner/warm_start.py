@@ -200,8 +200,8 @@ def _describe_failure(curve: Sequence[tuple[int, float]], settings: WarmStartSet
 def _build_first_progress(student: _Student, reward: float, settings: WarmStartSettings) -> SearchProgress:
     if reward > settings.high:
         raise BandNotReached(
-            f"exact match is {reward:.3f} before the first step of the warm start, already above {settings.high}: "
-            "leave the policy's warm_start out of the recipe"
+            f"exact match is {reward:.3f} before the first step of the warm start, already above {settings.high} "
+            "(reward_high): leave the policy's warm_start out of the recipe"
         )
     return SearchProgress(student.snapshot(), settings.measure_every, settings.learning_rate, reward, [(0, reward)])
 

@@ -135,7 +135,8 @@ def _proximal(tokens: TrainedTokens, how: str) -> Tensor:
         raise UsageError(f"decoupled_ppo: proximal must be forward or interpolated; got {how!r}")
     if tokens.versions is None or tokens.version is None:
         raise UsageError(
-            'decoupled_ppo: proximal = "interpolated" needs TrainedTokens.versions and .version, and one is None'
+            'decoupled_ppo: proximal = "interpolated" needs TrainedTokens.versions and TrainedTokens.version, but one '
+            "of them is None"
         )
     return interpolated_proximal(tokens.logprobs, tokens.behaviour_logprobs, tokens.versions, tokens.version)
 

@@ -341,7 +341,8 @@ def objective_of(
     if weighing and found.func in (decoupled_ppo, m2po):
         raise UsageError(
             f"trainer.loss: {name} already corrects for the sampling policy, so trainer.correction must not weigh "
-            f"tokens, as {weighing[0]} does: take `rejection` or `veto`, which only reject tokens, or leave it out"
+            f"tokens, as {weighing[0]} does: take `rejection` or `veto`, which only reject tokens, or leave "
+            "trainer.correction out"
         )
     with _naming_table("trainer.loss"):
         share, _ = objective.compute_loss_share(tokens, totals, objective.bounds(tokens))

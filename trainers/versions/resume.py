@@ -126,10 +126,10 @@ class _Progress:
     def report(self, version: int, last: int) -> None:
         """Report a version that was trained again. Raises StopRequested."""
         if self.stop.is_set():
-            raise StopRequested(f"stopped while training version {version} of {last} again")
+            raise StopRequested(f"stopped while training version {version} again (last: version {last})")
         if time.monotonic() - self._said > SAY_EVERY_S:
             self._said = time.monotonic()
-            self.beat(f"version {version} of {last} is trained again")
+            self.beat(f"version {version} is trained again (last: version {last})")
             log.info("trainer.resuming", policy=self.policy, version=version, last=last)
 
 
@@ -176,6 +176,6 @@ def _choose_epoch(policy_variant: str, learner: Learner, history: History, got: 
         expected=expected,
         got=got,
         fingerprint=differing,
-        why="weights or fingerprint differ from the last version; training continues in a new epoch",
+        why="weights or numerics fingerprint differ from those of the last version; training continues in a new epoch",
     )
     return epoch + 1

@@ -133,7 +133,10 @@ class _Writer(StorageWriter):
 
     def _store(self, part: Mapping[MetadataIndex, Tensor], number: int) -> list[WriteResult]:
         if self._given_up is not None and self._given_up.is_set():
-            raise StoreUnavailable("the trainer gave up storing a checkpoint before all its parts were stored")
+            raise StoreUnavailable(
+                "the trainer gave up storing a checkpoint before all its parts were stored: if this repeats, check the "
+                "object store"
+            )
         named = {_name_of(index): tensor for index, tensor in part.items()}
         claim = self._run.put(split_safetensors(named, {}), "checkpoints", ".safetensors", self._given_up)
         stored = NamedObject(f"{self._rank:05}-{number:05}.safetensors", claim)
@@ -203,7 +206,7 @@ class _Reader(StorageReader):
         if tensor is None or (tensor.dtype, tensor.shape) != expected:
             has = "lacks it" if tensor is None else f"has it as {tensor.dtype} {list(tensor.shape)}"
             raise CheckpointError(
-                f"part {piece.part} of the checkpoint must have {_name_of(item.storage_index)[:80]!r} as "
+                f"part {piece.part} of the checkpoint must have the tensor {_name_of(item.storage_index)[:80]!r} as "
                 f"{expected[0]} {list(expected[1])}, but {has}"
             )
         source = to_torch(tensor)
