@@ -137,7 +137,7 @@ def check_engine(
     limit: Annotated[
         float,
         typer.Option(
-            min=1.0, metavar="SECONDS", help="Limit of each check; raise it for a large model, whose weights are loaded meanwhile."
+            min=1.0, metavar="SECONDS", help="Limit of each check; a large model needs more, to load its weights."
         ),
     ] = 300.0,
     as_json: JsonOption = False,

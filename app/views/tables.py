@@ -173,7 +173,7 @@ def audit_table(audit: AuditReport) -> RenderableType:
     numbers: list[RenderableType] = [] if audit.source else [table]  # an offline experiment has none of its own
     numbers += map(Text, replay_lines(policy_variants))
     numbers += [
-        Text(f"{stream}: recipe revision {revision} from number {first} on")
+        Text(f"{stream}: recipe revision {revision} from task {stream}:{first} on")
         for stream, begins in audit.revisions.items()
         for revision, first in begins[1:]
     ]
