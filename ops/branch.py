@@ -92,7 +92,7 @@ def branch(recipe: Recipe, run_at_version: str, data: DataFolder) -> Branch:
 
 def _refuse_other_start(recipe: Recipe, run_at_version: str, copied: str, folder: Path) -> None:
     """Raise UsageError if the copy of a start that became no run is not what this start asks for."""
-    remedy = f"give --branch {copied} to begin with these weights, or remove {folder} to begin otherwise"
+    remedy = f"give --branch {copied} to begin with these weights, or remove {folder} to begin without them"
     if run_at_version != copied:
         raise UsageError(f"an earlier start with --branch {copied} copied weights, but no run began: {remedy}")
     if missing := [name for name in recipe.policies if not (folder / name).is_dir()]:

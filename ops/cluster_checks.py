@@ -171,7 +171,7 @@ def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[Topic
         taking = [spec.name for spec in to_be_made if key not in spec.config]
         if taking and int(settings.get(name, least)) < least:
             yield (
-                f"the brokers have {name}={settings[name]}, and new topics such as {taking[0]} would take it over: set "
+                f"the brokers have {name}={settings[name]}, and new topics such as {taking[0]} would inherit it: set "
                 f"it to {least} or more"
             )
     replicas = int(settings.get("default.replication.factor", 1))
@@ -262,7 +262,10 @@ def is_forbidden(why: str) -> bool:
 
 def _check_groups(seen: SeenCluster) -> Finding:
     if foreign := [name for name, group in seen.groups.items() if group.is_classic and group.is_at_work]:
-        detail = f"another program is a member of {', '.join(foreign)} (classic group protocol): stop it"
+        detail = (
+            f"another program is a member of consumer {inflect(len(foreign), 'group')} {', '.join(foreign)}, with the "
+            "classic group protocol: stop that program"
+        )
         return Finding("groups", ok=False, detail=detail)
     words = [f"{name} has members" for name, group in seen.groups.items() if group.is_at_work]
     return Finding("groups", ok=True, detail=", ".join(words) or "without members")
@@ -319,4 +322,4 @@ def refuse_unfit(connection: Connection, wanted: Wanted) -> None:
     lacking = [finding for finding in examine_cluster(connection, wanted) if not finding.ok]
     if lacking:
         lines = "\n".join(f"  {finding.what}: {finding.detail}" for finding in lacking)
-        raise ClusterUnfit(f"the Kafka cluster at {connection.bootstrap} cannot carry this run:\n{lines}")
+        raise ClusterUnfit(f"the Kafka cluster at {connection.bootstrap} cannot be used for this run:\n{lines}")

@@ -89,7 +89,7 @@ def _check_kafka_jars() -> Finding:
     cache = cache_folder()
     missing = sum(not jar_path(cache, coordinate).exists() for coordinate in read_lock())
     if missing:
-        detail = f"those that {cache} lacks ({missing}) are fetched at the first start; all have 45 MB"
+        detail = f"{missing} not in {cache} yet: downloaded at the first start (at most 45 MB)"
         return Finding("kafka jars", ok=True, detail=detail)
     return Finding("kafka jars", ok=True, detail=f"all in {cache}: works offline")
 
@@ -130,7 +130,7 @@ def _check_memory() -> Finding:
 
 def _check_disk() -> Finding:
     free = shutil.disk_usage(Path()).free
-    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f} GiB: free some, or change --data"
+    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f} GiB: delete files, or change --data"
     return Finding("disk", free >= DISK_BYTES, f"{free / GIB:.1f} GiB free in {Path().absolute()}{hint}")
 
 

@@ -58,4 +58,7 @@ def find_shortened(connection: Connection, topics: Iterable[str]) -> Iterator[st
     """Yield the partitions that lost their first records, of topics that are kept for ever."""
     for (topic, partition), offset in fetch_begin_offsets(connection, find_start_positions(connection, topics)).items():
         if offset:
-            yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"
+            yield (
+                f"the records of {topic}[{partition}] before offset {offset} are gone: was the topic's retention "
+                "changed?"
+            )

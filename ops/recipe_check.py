@@ -122,8 +122,8 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
 def _describe_sizes(asked: Asked) -> Iterator[str]:
     for name, environment in asked.environments.items():
         training, held_out = environment.size("train"), environment.size("held_out")
-        found = "problems without end" if training is None else f"{training:,} {inflect(training, 'problem')}"
-        yield (f"{name}: {found} for training, {'no end of them' if held_out is None else f'{held_out:,}'} held out")
+        found = "any number of problems" if training is None else f"{training:,} {inflect(training, 'problem')}"
+        yield (f"{name}: {found} for training, {'any number' if held_out is None else f'{held_out:,}'} held out")
 
 
 # ----------------------------------------------------------------------------------------------------- of any machine
@@ -279,9 +279,9 @@ def _check_partitions(asked: Asked) -> list[Fault]:
     of_tasks = "task_partitions" if kafka.task_partitions else "partitions"
     return [
         Fault(
-            f"launch.{what} is {count}, but kafka.{key} is {there}: {count - there} of them "
+            f"launch.{what} is {count}, but kafka.{key} is {there}: {count - there} of the {what} "
             f"{inflect(count - there, 'gets', 'get')} no {gets}. Start fewer, or set kafka.{to_raise} to {count} or "
-            "more; it is fixed once the run has begun",
+            "more; the key is fixed once the run has begun",
             is_doubt=True,
         )
         for what, count, gets, key, there, to_raise in (

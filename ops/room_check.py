@@ -134,7 +134,7 @@ def _list_engine_needs(recipe: Recipe, workflow: str, sizes: Sequence[ModelSize]
         yield Need(device, who, "weights of an evaluation", weights, is_sure=False)
     rows = min(rollout.concurrency, MOST_BATCH_ROWS)
     cache = sum(size.cache_values for size in sizes) * FP32_BYTES * rows * rollout.max_tokens * workers
-    yield Need(device, who, f"KV of {rows} sequences of {rollout.max_tokens:,} tokens", cache, is_sure=False)
+    yield Need(device, who, f"KV cache of {rows} sequences of {rollout.max_tokens:,} tokens", cache, is_sure=False)
 
 
 def _name_device(device: str) -> str:

@@ -20,5 +20,5 @@ def examine_store(address: StoreAddress) -> Finding:
         return Finding("store", ok=False, detail=str(error))
     if is_there:
         return Finding("store", ok=True, detail=f"{where} answers to access key {key}")
-    detail = f"{where}: the bucket does not exist yet, so this key needs the right to create it"
+    detail = f"{where}: the bucket does not exist yet, so access key {key} needs the right to create it"
     return Finding("store", ok=True, detail=detail, is_note=True)

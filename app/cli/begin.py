@@ -39,7 +39,7 @@ def servers(
     folder, console = data_folder_of("servers", data), open_console(outlives_reader=True)
     if folder.read() is not None:
         raise UsageError(
-            f"{folder.root} is the folder of a run or a sweep, whose commands start its servers: give another --data"
+            f"{folder.root} holds a run or a sweep, which starts its servers itself: give another folder by --data"
         )
 
     def show(lines: str) -> None:
@@ -77,8 +77,8 @@ def begin(
     program = program_name()
     there = "" if program == PROGRAM else f" (there the program may be called `{PROGRAM}`)"
     _say(
-        f"start each command in its own terminal, here or on another machine{there}; start at most one curate and one "
-        "rollout per partition"
+        f"start each command below in its own terminal, here or on another machine{there}; start `curate` and "
+        "`rollout` at most once per partition of the topic that they read"
     )
     for words in parts_of(run.recipe):
         typer.echo(f"  {program} {' '.join(words)} --run {run.address}")

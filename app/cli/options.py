@@ -26,7 +26,7 @@ RunChoice = Annotated[
     typer.Option(
         "--run",
         metavar="ADDRESS",
-        help="kafka://HOST:PORT/RUN of a live run; or, with --data, only RUN: another run on the Kafka of that folder.",
+        help="Address of a live run, kafka://HOST:PORT/RUN; with --data only RUN, a run on the Kafka of that folder.",
     ),
 ]
 DataChoice = Annotated[

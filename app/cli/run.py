@@ -137,7 +137,7 @@ def check_engine(
     limit: Annotated[
         float,
         typer.Option(
-            min=1.0, metavar="SECONDS", help="For one check; a check of a large model loads weights and starts servers."
+            min=1.0, metavar="SECONDS", help="Limit of each check; a large model needs more, to load its weights."
         ),
     ] = 300.0,
     as_json: JsonOption = False,

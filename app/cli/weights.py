@@ -52,7 +52,7 @@ def encode(
         return
     typer.echo(
         f"{out}: {header.changed_items:,} of {header.items:,} values changed ({header.density:.2%}), "
-        f"{done.delta_bytes:,} bytes for {done.full_bytes:,} (1/{done.full_bytes / done.delta_bytes:.0f}), "
+        f"{done.delta_bytes:,} bytes instead of {done.full_bytes:,} (1/{done.full_bytes / done.delta_bytes:.0f}), "
         f"{per_value:.2f} bytes per changed value"
     )
 
@@ -104,7 +104,7 @@ def verify(
     if found.header is not None:
         label = found.header.label
         about = f"{label.policy or 'unnamed'}, version {label.base_version} to {label.version}; " * bool(label.policy)
-        typer.echo(f"{path}: intact; {about}leads from {found.header.base_hash} to {found.weights_hash}")
+        typer.echo(f"{path}: intact; {about}changes weights {found.header.base_hash} into {found.weights_hash}")
     else:
         checked = "as recorded in it" if found.promised else "well formed; it records no hash to compare with"
         typer.echo(f"{path}: weights hash {found.weights_hash}, {checked}")

@@ -148,4 +148,4 @@ def describe_rest(page: RunPage) -> str:
         rest.append(f"the last version is not evaluated ({', '.join(page.awaited_evaluations)})")
     if not rest:
         return ""
-    return f"the run ended some time ago, but {' and '.join(rest)}: give the same command again to finish this"
+    return f"the run ended some time ago, but {' and '.join(rest)}: give the same command again to finish the rest"

@@ -72,7 +72,7 @@ def _find_cause(signs: Signs, share: float, reward: float) -> str:
     if share > MANY_DISCARDED:
         reason = max(signs.discarded, key=lambda name: signs.discarded[name])
         if reason != "zero_variance":
-            return f"Most groups are discarded, most often as {reason}: little is left to learn from."
+            return f"Most groups are discarded, most often as {reason}: `headrace discards` shows these groups."
         how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
         return f"Most groups are discarded, most often because all their rewards are equal: the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):

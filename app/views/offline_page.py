@@ -168,8 +168,8 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
     if differ:
         said.append(
             Text(
-                f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}. The "
-                "settings or the weights at the start were different.",
+                f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}. "
+                "Probably the settings or the weights at the start were different.",
                 style="yellow",
             )
         )
@@ -294,7 +294,10 @@ def _describe_hashes(retrained: Retrained) -> Text:
         )
     if not retrained.comparable:
         why = "\n".join(f"  {part}" for part in retrained.differing)
-        return Text(f"Not comparable here: the numerics fingerprint differs (recorded -> here).\n{why}", style="yellow")
+        return Text(
+            f"Not comparable here: hardware, software or threads differ from the run's (recorded -> here).\n{why}",
+            style="yellow",
+        )
     which = f"All {len(versions)} versions" if len(versions) > 1 else f"Version {versions[0].version}"
     return Text(f"{which} after checkpoint {from_} came out the same, bit for bit.", style="green")
 
@@ -305,7 +308,7 @@ def _show_experiment(retrained: Experiment) -> list[RenderableType]:
     changed = sum(not one.equal for one in versions)
     first, last = versions[0].version, versions[-1].version
     held = f"version {first}" if first == last else f"versions {first} to {last}"
-    other = f"{changed} {inflect(changed, 'has', 'have')} other weights"
+    other = f"{changed} {inflect(changed, 'has', 'have')} other weights than in {run}"
     made = f"Run {into} holds {held}, made from the batches of {run}; {other}."
     parts: list[RenderableType] = [Text(made, style="green")]
     parts += [Text(f"  {line}") for line in retrained.settings]

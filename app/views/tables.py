@@ -173,7 +173,7 @@ def audit_table(audit: AuditReport) -> RenderableType:
     numbers: list[RenderableType] = [] if audit.source else [table]  # an offline experiment has none of its own
     numbers += map(Text, replay_lines(policy_variants))
     numbers += [
-        Text(f"{stream}: recipe revision {revision} from number {first} on")
+        Text(f"{stream}: recipe revision {revision} from task {stream}:{first} on")
         for stream, begins in audit.revisions.items()
         for revision, first in begins[1:]
     ]
@@ -207,9 +207,9 @@ def _describe_reading(audit: AuditReport) -> str:
     if deep := audit.deep:
         text += f"; {deep.records:,} {inflect(deep.records, 'group')} decoded at {deep.records_per_s:,}/s"
     if unreadable := audit.unreadable_letters:
-        letters = "dead letter cannot be read, so it concludes"
+        letters = "dead letter cannot be read, so it is counted for"
         if unreadable > 1:
-            letters = "dead letters cannot be read, so they conclude"
+            letters = "dead letters cannot be read, so they are counted for"
         text += f"; {unreadable:,} {letters} no task"
     if audit.source:
         text += f"; an offline experiment: its groups are audited under run {audit.source}"
@@ -219,7 +219,7 @@ def _describe_reading(audit: AuditReport) -> str:
 def _show_verdict(audit: AuditReport) -> list[RenderableType]:
     if audit.ok:
         if audit.source:
-            return [Text("The chain of its weights is whole, and no group is in two batches.", style="green")]
+            return [Text("The experiment's chain of weights is whole, and no group is in two batches.", style="green")]
         good = (
             "The audit closes: issued = trained + discarded + dead + in flight; nothing lost, nothing doubled, the "
             "chain of weights is whole."

@@ -71,7 +71,7 @@ def _show_policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
 
 def _describe_start(policy: PolicyTried) -> str:
     if policy.has_given_answers:
-        return "; it gives the --answer texts"
+        return "; its answers are the --answer texts"
     return "; a run warms it up before version 0" if policy.warm_start else ""
 
 

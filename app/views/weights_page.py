@@ -115,8 +115,8 @@ def _describe_join(found: WeightsHistory) -> str:
     way, full = found.join, found.versions[-1].full_bytes
     if not way.objects:
         return (
-            "not possible now, because the published objects do not lead to the newest version; if the run makes a "
-            "further anchor (whole weights), it repairs this"
+            "not possible now, because the published objects do not lead to the newest version; a worker can join "
+            "again after the next anchor (whole weights), if the run makes one"
         )
     compared = f", {way.bytes / full:.2f} x whole" if full else ""
     return f"{format_bytes(way.bytes)} in {way.objects} {inflect(way.objects, 'object')}{compared}"

@@ -105,7 +105,7 @@ def _compare_with_snapshots(
         elif commit is None:
             if committed.commits:  # Kafka forgets all commits of a group that was stopped for days
                 yield (
-                    f"consumer group {group.name} has no committed offset of {name}, but it has a snapshot of offset "
+                    f"consumer group {group.name} has no committed offset of {name}, but there is a snapshot of offset "
                     f"{position}"
                 )
         elif commit.offset < position:

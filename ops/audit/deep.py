@@ -68,8 +68,8 @@ def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
     members = len(group.trajectories)
     if len(curated.rewards) != members or any(not 0 <= index < members for index in curated.kept):
         raise UnfitValue(
-            f"it must have a reward for each of its {members} trajectories, and keep only these, but it has "
-            f"{len(curated.rewards)} rewards and keeps {curated.kept}"
+            f"it must have a reward for each of its {members} trajectories, and `kept` must be indices of these "
+            f"trajectories, but it has {len(curated.rewards)} rewards, and `kept` is {curated.kept}"
         )
     odd = [index for index in curated.kept if not math.isfinite(curated.rewards[index])]
     if odd:

@@ -174,7 +174,9 @@ class DeepLook:
         left_out, rejected = len(group.trajectories) - len(curated.kept), self._rejected.pop((variant, *identity), 0)
         is_known = bool(self._account.numbers[variant].pages.bits_of(*identity, 0)[curated.number & LOW] & KEPT)
         if is_known and not curated.use and group.claim is None and left_out != rejected:
-            raise UnfitValue(f"it leaves out {left_out} trajectories of its group, but outcomes reject {rejected}")
+            raise UnfitValue(
+                f"it leaves out {left_out} of the trajectories of its group, but outcomes reject {rejected} of them"
+            )
 
     def _match_facts(self, group: TrajectoryGroup) -> None:
         digest = _compute_digest(repr(outcome_facts_of_group(group)).encode())

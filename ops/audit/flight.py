@@ -74,7 +74,7 @@ class Flight:
             lost = f"{waiting - room} {inflect(waiting - room, 'group is', 'groups are')} lost"
             what = (
                 f"{waiting} groups of {policy_variant} were read by its trainer and neither trained nor evicted, but "
-                f"its window and unfinished batches hold at most {room}: {lost}"
+                f"the trainer's window and unfinished batches hold at most {room} groups: {lost}"
             )
             found.append((waiting - room, what))
         room = most.open.get(policy_variant, 0) + numbers.reopened + numbers.count_played_though_dead()

@@ -63,8 +63,11 @@ def run_end_problems(
     marks = {revision.revision: (where, revision.ended) for where, revision in reversed(records) if revision.ended}
     for where, revision in records:
         if revision.ended and marks[revision.revision][1] != revision.ended:
-            first = marks[revision.revision][0]
-            yield f"the run has ended in two ways under recipe revision {revision.revision}: {first} and {where}"
+            first, ended = marks[revision.revision]
+            yield (
+                f"the run has ended in two ways under recipe revision {revision.revision}: as {ended} in {first}, and "
+                f"as {revision.ended} in {where}"
+            )
     where, last = records[-1]
     if last.ended == "steps" and not last.source:
         for policy, (version, steps) in newest.items():

@@ -94,8 +94,9 @@ class ReplayChecks:
             )
         if curated.deadline_version != curated.min_version + limits.max_staleness:
             raise UnfitValue(
-                f"its deadline must be version {curated.min_version + limits.max_staleness}, by its oldest token and "
-                f"the replay of recipe revision {curated.revision}, but it is {curated.deadline_version}"
+                f"its deadline must be version {curated.min_version + limits.max_staleness}, the version of its oldest "
+                f"token plus max_staleness of replay in recipe revision {curated.revision}, but it is "
+                f"{curated.deadline_version}"
             )
 
 

@@ -224,7 +224,7 @@ class WeightsChain:
         for before, version in zip([begin, *versions], versions, strict=False):
             if version > before + 1:
                 gap = f"versions {before + 1} to {version - 1}" if version > before + 2 else f"version {before + 1}"
-                following = f"the next one, {self._batches[version].where}, names version {version}"
+                following = f"the next batch record, {self._batches[version].where}, names version {version}"
                 yield f"no batch record names {gap} of {self.policy}: {following}"
 
     def _find_cuts(self) -> Iterator[str]:

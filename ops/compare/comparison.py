@@ -274,7 +274,7 @@ def student_t(freedom: int, share: float = 0.95) -> float:
     freedom < 1.
     """
     if freedom < 1:
-        raise ValueError(f"degrees of freedom are 1 or more, got {freedom}")
+        raise ValueError(f"degrees of freedom must be 1 or more, got {freedom}")
     mass = _compute_t_mass_for_odd_freedom if freedom % 2 else _compute_mass_of_even
     return math.sqrt(freedom) * math.tan(_invert(lambda theta: mass(theta, freedom), share))
 

@@ -42,7 +42,7 @@ INPUTS = ("tasks", "eval-tasks", "trajectories", "eval-groups", "curated")
 """Kinds of topics that are consumed once. All other topics are always read from the beginning."""
 FOR_GOOD = {
     "other_run": "its record belongs to another run",
-    "misrouted": "its topic or partition cannot take it, and could not take a copy",
+    "misrouted": "its topic or partition does not accept the record, and would not accept a copy",
     "not_issued": "its task was not issued when the record arrived, so no worker of this run wrote the record",
     "poison": "its task has concluded with reason poison, so a copy would be a duplicate",
     "forgotten": "it was sent back before, but its curator had too many dead letters and has forgotten its task",
@@ -195,7 +195,7 @@ def _build_notice(run: Run, record: DeadLetter, offset: int, ticket: Ticket) -> 
         partition=record.partition,
         offset=ticket.offset,
         reason=REDRIVEN,
-        detail=f"the message of dead letter {offset} is at {record.topic}[{record.partition}]@{ticket.offset} again",
+        detail=f"dead letter {offset} was sent back to {record.topic}[{record.partition}]@{ticket.offset}",
         policy=record.policy,
         stream=record.stream,
         number=record.number,

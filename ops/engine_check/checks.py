@@ -113,9 +113,7 @@ async def check_context(subject: Subject) -> str:
     if context is None:
         raise Skipped("the model's config gives no context length")
     if context > LONGEST:
-        raise Skipped(
-            f"the model's context of {context} tokens is longer than {LONGEST}, which this check fills at most"
-        )
+        raise Skipped(f"this check fills contexts of at most {LONGEST} tokens, but the model's context has {context}")
     made = await subject.generate(subject.draw_prompt(4, context - 3), Sampling(max_tokens=100))
     if len(made.ids) > 3:
         raise Broken(

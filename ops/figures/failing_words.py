@@ -22,7 +22,7 @@ def describe_failing(found: Failing, workflows: int, since: str) -> str:
 
 def describe_end_of_failing(limit_s: float, *, is_hopeless: bool, has_launcher: bool) -> str:
     """Return what happens by itself; with a limit, of a run in which nothing has ever succeeded."""
-    when = f"after {limit_s:g} s of this (launch.all_failed_limit_s)"
+    when = f"after {limit_s:g} s of failed episodes only (launch.all_failed_limit_s)"
     itself = "the feeder issues further tasks"
     if not limit_s:
         return itself
@@ -42,6 +42,6 @@ def advise_on_failing(found: Failing, look: str, *, has_parts: bool) -> str:
         look: Where the log is that says more.
         has_parts: Whether nothing but a person ends the run, which has parts that were started one by one.
     """
-    fix = "stop such parts, fix the error, and start them again" if has_parts else "fix the error"
+    fix = "stop the parts of the run, fix the error, and start them again" if has_parts else "fix the error"
     what = "where the episodes wait" if found.error.reason == "time_limit" else "the traceback"
     return f"{fix}; {look}, event episode.failed, for {what}"

@@ -398,7 +398,7 @@ def describe_longest_pause(variant: str, made_ms: Mapping[int, int]) -> str:
     longest_ms, version = max(late)
     return (
         f"{variant} made no version for {longest_ms / 1000:,.0f} s before version {version}, including times when the "
-        f"run was stopped; this run had {len(late)} pause(s) that were too long"
+        f"run was stopped; this run had {len(late)} pause(s) that were longer than expected"
     )
 
 

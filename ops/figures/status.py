@@ -70,6 +70,6 @@ def _find_standstill(run: Run, fold: Figures, found: RunFigures, around: Surroun
         return standstill
     server = f"the object store at {run.store_address.endpoint}"
     silence = Silence(
-        server, standstill.since_ms, "check that it runs and is not frozen, and that this machine can reach it"
+        server, standstill.since_ms, "check that this store runs, is not frozen, and can be reached from this machine"
     )
     return fold.standstill(found, replace(around, silent=(silence,)), now)

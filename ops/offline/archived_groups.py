@@ -21,7 +21,7 @@ from headrace.trainers.batches.groups import DecodedGroup, decode_group
 from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.versions.history import History, fold_history
 
-ANEW = "without --batches, `headrace offline train` makes new batches of the groups that are there"
+ANEW = "without --batches, `headrace offline train` makes new batches of the groups in the archive"
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ def _build_token_columns(sequence: Sequence) -> ExportedRow:
 def _repeat_values(values: npt.NDArray[Any], lengths: list[int], size: int) -> npt.NDArray[Any]:
     """Repeat each value. Wrong lengths are refused first, because they could allocate huge memory."""
     if len(values) != len(lengths) or min(lengths, default=0) < 0 or sum(lengths) != size:
-        raise ValueError(f"{len(lengths)} runs do not cover {size} tokens")
+        raise ValueError(f"{len(lengths)} spans or version runs do not cover {size} tokens")
     return np.repeat(values, lengths)
 
 

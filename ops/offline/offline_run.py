@@ -205,7 +205,7 @@ def _claim_folder(request: OfflineRequest, archive: Archive) -> None:
         before = json.loads(path.read_text())
         changed = find_differences(Recipe.from_json(before["recipe"]), request.recipe)
         if before["archive"] != now["archive"]:
-            changed.append(f"--from: {request.archive} is another archive, or has changed since")
+            changed.append(f"--from: {request.archive} is another archive, or has changed since the experiment began")
         if changed:
             listed = "".join(f"\n  {line}" for line in changed)
             raise UsageError(
@@ -214,8 +214,8 @@ def _claim_folder(request: OfflineRequest, archive: Archive) -> None:
             )
     elif there := [name for name in (CURATED, TRAINED) if (request.data / name).exists()]:
         raise UsageError(
-            f"{request.data / there[0]} exists without the {path.name} of `headrace offline up`, so it holds no "
-            "experiment: give another folder by --data"
+            f"{request.data} holds {there[0]} but no {path.name}, so it is not the folder of a `headrace offline up`: "
+            "give another folder by --data"
         )
     write_atomically(path, json.dumps(now, indent=1).encode())
 

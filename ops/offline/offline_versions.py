@@ -137,6 +137,7 @@ def batches_of_the_run(archive: Archive, policy: str, last: int | None) -> list[
         raise UsageError(
             f"the archive {archive.root} has nothing to train policy {policy} on: no batch of a version above "
             + (f"{first}" if last is None else f"{first} and at most {last} (--steps)")
+            + ": leave out --batches to train on new batches"
         )
     return found
 

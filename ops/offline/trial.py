@@ -191,7 +191,7 @@ async def _play_watched(
     began = time.monotonic()
     while not (await asyncio.wait({playing}, timeout=SILENT_S))[0]:
         limit_s = asked[0][1].episode_limit_s
-        shorter = "; --set rollout.episode_limit_s=20 makes this shorter" if limit_s > 20 else ""
+        shorter = "; --set rollout.episode_limit_s=20 ends them earlier" if limit_s > 20 else ""
         say(
             f"the episodes have run for {time.monotonic() - began:.0f} s; most wait at {find_most_common_wait()}. They "
             f"end after {limit_s:g} s (rollout.episode_limit_s){shorter}"

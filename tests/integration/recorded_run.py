@@ -171,7 +171,10 @@ class RecordedLog(AuditedLog):
     def find_shortened(self, topics: Iterable[str]) -> Iterator[str]:
         for (topic, partition), offset in self._kept.begins.items():
             if topic in set(topics) and offset:
-                yield f"the records of {topic}[{partition}] before offset {offset} are gone: was its retention changed?"
+                yield (
+                    f"the records of {topic}[{partition}] before offset {offset} are gone: was the topic's retention "
+                    "changed?"
+                )
 
     def fetch_committed(self, groups: Iterable[commits.Group]) -> Answer:
         known = next(self._asked)

@@ -462,7 +462,7 @@ def test_groups_that_the_trainer_read_and_that_do_not_fit_into_its_window_are_lo
     assert lost.lost >= 5
     [what] = [what for what in says(lost) if "unfinished batches" in what]
     assert what.startswith(f"{room + 5} groups of solver were read by its trainer and neither trained nor evicted")
-    assert what.endswith(f"hold at most {room}: 5 groups are lost")
+    assert what.endswith(f"hold at most {room} groups: 5 groups are lost")
 
 
 def test_more_in_flight_than_the_feeder_lets_be_open_are_lost_unless_they_were_sent_back() -> None:
@@ -636,7 +636,7 @@ CHAIN: list[tuple[dict[str, Any], str]] = [
         "trained from weights without a hash, but the version before it has weights w2: {}3 and",
     ),
     ({"version": 3, "epoch": 2}, "is of epoch 2, but after a version of epoch 0 it can only be 0 or 1: {}4"),
-    ({"version": 5}, "no batch record names versions 3 to 4 of solver: the next one, {}4, names version 5"),
+    ({"version": 5}, "no batch record names versions 3 to 4 of solver: the next batch record, {}4, names version 5"),
     ({"version": 2}, "version 2 of solver was trained twice: {}3 and {}4"),
 ]
 

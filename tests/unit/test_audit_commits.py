@@ -88,7 +88,7 @@ def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
 def test_of_a_group_whose_offsets_kafka_has_forgotten_nothing_is_said() -> None:
     assert replace(Case(), commit=None).said() == [], "it goes on from its snapshots"
     [what] = replace(Case(), commit=None, has_others=True).said()
-    assert f"has no committed offset of {TOPIC}[0], but it has a snapshot of offset 6" in what
+    assert f"has no committed offset of {TOPIC}[0], but there is a snapshot of offset 6" in what
 
 
 def test_a_commit_that_its_group_cannot_go_on_from_is_named() -> None:

@@ -226,7 +226,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (put("versions", 1, 11), r"sums:1 of solver \(use 1\) was trained after its deadline"),
     (
         replaced("again", deadline_version=10),
-        "its deadline must be version 9, .* the replay of recipe revision 0, but it is 10",
+        "its deadline must be version 9, .* of replay in recipe revision 0, but it is 10",
     ),
     (replaced("again", min_version=4, deadline_version=10), "its oldest version is 4, but that of its first use is 3"),
     (replaced("again", weight=5.0), "the weight of a replay must be above 0 and at most 1; it is 5.0"),
@@ -249,10 +249,10 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (other_use, "no dead letter: its use is 0 by its headers, but 2 by its value$"),
     (
         replaced("first", kept=(0, 2)),
-        r"each of its 2 trajectories, and keep only these, but it has 2 rewards and keeps \(0, 2\)",
+        r"each of its 2 trajectories, .* but it has 2 rewards, and `kept` is \(0, 2\)",
     ),
     (replaced("first", rewards=(math.nan, 0.0)), r"the rewards of its kept trajectories \[0\] are not finite"),
-    (replaced("first", kept=(0, 1)), "it leaves out 0 trajectories of its group, but outcomes reject 1"),
+    (replaced("first", kept=(0, 1)), "it leaves out 0 of the trajectories of its group, but outcomes reject 1 of them"),
     (longer_runs, "a sequence has 3 tokens, but its version_runs give versions to 4 tokens"),
     (
         put("stamps", TOPICS.trajectories("solver"), {"min_version": 2}),

@@ -63,7 +63,7 @@ def test_a_run_ends_once_and_with_all_its_steps_where_it_says_so() -> None:
     [short] = run_end_problems(records(FIRST, ended), {"solver": (3, 9)})
     assert short == "the run is marked as finished, but solver is at version 3 of 9: @1"
     [twice] = run_end_problems(records(FIRST, ended, replace(FIRST, ended="solved")), {"solver": (9, 9)})
-    assert twice == "the run has ended in two ways under recipe revision 0: @1 and @2"
+    assert twice == "the run has ended in two ways under recipe revision 0: as steps in @1, and as solved in @2"
 
 
 def test_the_schemas_of_records_stand_on_the_recipe_topic() -> None:

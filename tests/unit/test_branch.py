@@ -60,7 +60,7 @@ def test_a_copy_of_a_start_that_became_no_run_is_neither_begun_with_unasked_nor_
     data = DataFolder(tmp_path)
     write_copy(data)
     with pytest.raises(
-        UsageError, match=r"give --branch gone@4 to begin with these weights, or remove .*branch to begin otherwise"
+        UsageError, match=r"give --branch gone@4 to begin with these weights, or remove .*branch to begin without them"
     ):
         branch(RECIPE, text, data)
     assert (data.branch / "solver").is_dir()

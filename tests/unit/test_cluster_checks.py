@@ -88,7 +88,7 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
     (
         "topics",
         lambda: replace(SOUND, topics={}, settings={"message.max.bytes": "20000"}),
-        "message.max.bytes=20000, and new topics such as t.tasks.sums would take it over: set it to 1048588",
+        "message.max.bytes=20000, and new topics such as t.tasks.sums would inherit it: set it to 1048588",
     ),
     (
         "topics",

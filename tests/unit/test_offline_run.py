@@ -79,7 +79,7 @@ def test_a_folder_of_the_users_own_is_not_taken_for_a_step_to_do_again(tmp_path:
     archive = cast("Any", SimpleNamespace(root="a", manifest=SimpleNamespace(to_bytes=lambda: b"")))
     request = OfflineRequest(RECIPE, "a", tmp_path)
     (tmp_path / "trained").mkdir()
-    with pytest.raises(UsageError, match=r"trained exists without the experiment\.json of"):
+    with pytest.raises(UsageError, match=r" holds trained but no experiment\.json, so"):
         _claim_folder(request, archive)
     (tmp_path / "trained").rmdir()
     _claim_folder(request, archive)

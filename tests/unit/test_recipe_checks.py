@@ -111,13 +111,13 @@ def test_a_policy_that_no_workflow_plays_is_doubted() -> None:
     ("kafka", "launch", "doubts"),
     [
         ({}, {"workers": 8, "curators": 8}, {}),
-        ({}, {"workers": 20}, {"launch.workers is 20, but kafka.partitions is 8: 12 of them get no task": 20}),
+        ({}, {"workers": 20}, {"launch.workers is 20, but kafka.partitions is 8: 12 of the workers get no task": 20}),
         (
             {"partitions": 32, "task_partitions": 4},
             {"workers": 5, "curators": 33},
             {
-                "launch.workers is 5, but kafka.task_partitions is 4: 1 of them gets no task": 5,
-                "launch.curators is 33, but kafka.partitions is 32: 1 of them gets no group": 33,
+                "launch.workers is 5, but kafka.task_partitions is 4: 1 of the workers gets no task": 5,
+                "launch.curators is 33, but kafka.partitions is 32: 1 of the curators gets no group": 33,
             },
         ),
     ],
@@ -404,7 +404,7 @@ def test_what_a_recipe_needs_is_counted_by_device_and_part() -> None:
         ("cpu", "trainer", "gradients"): 8000,
         ("cpu", "trainer", "optimizer"): 8000,
         ("cpu", "rollout", "weights"): 4000,
-        ("cpu", "rollout", "KV"): 10 * 4 * 4 * 100,
+        ("cpu", "rollout", "KV cache"): 10 * 4 * 4 * 100,
     }
     shared = needs(trainer={"device": "cuda", "processes": 2}, launch={"workers": 0})
     assert shared["cuda:1", "trainer", "weights"] == 3000
@@ -417,13 +417,13 @@ def test_memory_that_can_never_suffice_is_refused_and_memory_that_is_short_now_i
     needs = [
         Need("cpu", "trainer of solver", "weights", 6 * GIB, is_sure=True),
         Need("cpu", "trainer of solver", "optimizer", 2 * GIB, is_sure=True),
-        Need("cpu", "rollout of math", "KV of 128 sequences", 4 * GIB, is_sure=False),
+        Need("cpu", "rollout of math", "KV cache of 128 sequences", 4 * GIB, is_sure=False),
     ]
     assert judge_memory(needs, {"cpu": Room(12 * GIB, 16 * GIB)}) == []
     [short] = judge_memory(needs, {"cpu": Room(10 * GIB, 16 * GIB)})
     [never] = judge_memory(needs, {"cpu": Room(2 * GIB, 7 * GIB)})
     assert (short.is_doubt, never.is_doubt) == (True, False)
-    assert "about 12.0 GiB are needed (trainer of solver: weights 6.0, optimizer 2.0; rollout of math: KV" in (
+    assert "about 12.0 GiB are needed (trainer of solver: weights 6.0, optimizer 2.0; rollout of math: KV cache" in (
         short.sentence
     )
     assert "10.0 of 16.0 GiB are free" in short.sentence

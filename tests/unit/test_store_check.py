@@ -29,7 +29,7 @@ def test_a_store_that_answers_is_ok_and_a_bucket_that_is_not_there_is_said_to_be
     with answering_server(404) as port:
         ok, detail = found_at(port)
     assert ok
-    assert detail.endswith("the bucket does not exist yet, so this key needs the right to create it")
+    assert detail.endswith("the bucket does not exist yet, so access key k needs the right to create it")
 
 
 def test_of_a_store_that_cannot_be_used_doctor_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

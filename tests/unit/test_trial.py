@@ -160,7 +160,7 @@ def test_a_policy_that_is_told_what_to_say_learns_from_it_as_if_it_had_said_so()
     assert step.grad_norm is not None
     assert step.grad_norm > 1
     told = drawn(trial_page(found), 200)
-    assert "it gives the --answer texts" in told
+    assert "its answers are the --answer texts" in told
     assert "one optimizer step over 1 group: 24 tokens are trained on" in told
 
 
