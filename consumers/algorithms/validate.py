@@ -85,17 +85,17 @@ def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int =
 def _find_span_fault(sequence: Sequence) -> GroupFault | None:
     length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
     if min(lengths, default=0) < 0 or sum(lengths) != length:
-        return "spans", f"its spans have {lengths} tokens: each needs 0 or more, and all as many as its {length} ids"
+        return "spans", f"its spans have {lengths} tokens: none may be negative, and the sum must be its {length} ids"
     unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
     if unknown:
         known = ", ".join(sorted(SPAN_KINDS))
         return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}; the known ones: {known}"
     turns = [span.turn for span in sequence.spans if span.length]
     if turns != sorted(turns):
-        return "prefix", f"the turns of its spans are {turns}, but a turn must not be lower than one before it"
+        return "prefix", f"its spans have the turn numbers {turns}, but none may be lower than the one before"
     first = next((span.kind for span in sequence.spans if span.length), "")
     if first == "generated":
-        return "no_prompt", "the first token is marked as generated: nothing predicts it"
+        return "no_prompt", "the first token is marked as generated, but a token of a prompt must come first"
     return None
 
 
@@ -106,8 +106,8 @@ def _find_length_fault(sequence: Sequence) -> GroupFault | None:
     counts = sequence.version_runs[1::2].tolist()
     if sequence.version_runs.size % 2 or min(counts, default=1) <= 0 or sum(counts) != length:
         runs = sequence.version_runs[:16].tolist()
-        covered = f"they cover {sum(counts)} tokens, and begin with {runs}"
-        wanted = f"pairs of version and tokens, at least 1 in each and {length} in all"
+        covered = f"the runs have {sum(counts)} tokens and begin with {runs}"
+        wanted = f"pairs of a version and a number of tokens, at least 1 in each pair and {length} in all"
         return "versions", f"its version runs must be {wanted}; {covered}"
     given = (sequence.reward, sequence.baseline, *(span.reward for span in sequence.spans))
     if not all(value is None or math.isfinite(value) for value in given):
@@ -134,7 +134,7 @@ def _find_version_fault(sequence: Sequence, head_version: int) -> GroupFault | N
     for span, start, versions in _iterate_span_versions(sequence):
         if span.kind == "generated":
             if min(versions) < 0:
-                return "versions", f"a token generated from position {start} on has no weight version"
+                return "versions", f"the generated tokens from position {start} on include one without a weight version"
             if max(versions) > head_version:
                 return "ahead", f"a token is of version {max(versions)}, but the worker's newest was {head_version}"
         elif max(versions) >= 0 or np.count_nonzero(sequence.logprobs[start : start + span.length]):
