@@ -87,7 +87,9 @@ class KafkaRefused(HeadraceError):
     """The broker refuses: wrong credentials, missing rights, or a missing topic."""
 
 
-TAIL_IS_LOST = "A broker may have lost data (disk, power, unclean election). New records would take the same offsets"
+TAIL_IS_LOST = (
+    "A broker may have lost data (disk, power, unclean election). New records would take the offsets of the lost ones"
+)
 
 
 class LogTruncated(HeadraceError):
@@ -100,7 +102,7 @@ class LogTruncated(HeadraceError):
     def __init__(self, lost: str) -> None:
         super().__init__(
             f"records that were read are gone from the end of the log: {lost}. {TAIL_IS_LOST}, so the run stops. Bring "
-            "back a replica that has them; or keep what is left with `headrace archive` and begin a new run"
+            "back a replica that has the lost records; or keep what is left with `headrace archive` and begin a new run"
         )
         self.lost = lost
 
@@ -221,8 +223,9 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended the last transaction yet. If it lasts, a broker is down or a topic refuses "
-            "its end marker (message.timestamp.before.max.ms, ...after.max.ms): correct that, then restart the brokers"
+            f"{doing}: Kafka has not ended the last transaction yet. If this error stays, start the brokers that are "
+            "down. Or a topic refuses the transaction's end marker: widen its message.timestamp.before.max.ms and "
+            "...after.max.ms, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that it runs and can be reached")

@@ -130,7 +130,7 @@ def replace_chain_from_file(recipe: Recipe, path: Path) -> Recipe:
         case _:
             holder = "curate" if "curate" in read.table else "chain"
             more = [*(key for key in read.table if key != holder), *_refuse_beside_chain(read.table.get("curate"))]
-            it_has = f"it also has {', '.join(more)}: remove that" if more else "it has no list `chain`"
+            it_has = f"remove {', '.join(more)}" if more else "it has no list `chain`"
             raise UsageError(
                 f"{path} must hold a chain and nothing else, as `chain = [ … ]` or as [[curate.chain]] tables: {it_has}"
             )

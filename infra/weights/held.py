@@ -60,8 +60,8 @@ class HeldWeights:
             return False
         if self.weights_hash != header.base_hash:
             raise WrongBase(
-                f"the delta needs weights with hash {header.base_hash} to make {header.weights_hash}, but those here "
-                f"have {self.weights_hash or 'no hash, because a delta damaged them'}"
+                f"the delta needs weights with hash {header.base_hash} to make {header.weights_hash}, but the "
+                f"weights here have {self.weights_hash or 'no hash, because a delta damaged them'}"
             )
         require_fits(header, self.tensors)
         if not just_verified and (found := self._hash()) != self.weights_hash:

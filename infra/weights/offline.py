@@ -150,7 +150,7 @@ def _hash_and_compare(path: Path, found: WeightsFolder) -> str:
     held = hash_weights(found.tensors)
     if found.promised and held != found.promised:
         raise WeightsError(
-            f"the weights in {path} have hash {held}, but it records {found.promised}: they were changed"
+            f"the weights in {path} have hash {held}, but {found.promised} is recorded with them: they were changed"
         )
     return held
 

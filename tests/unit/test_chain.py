@@ -305,7 +305,7 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
             "algorithm 1 of the chain, max_stalenes: 'max_stalenes' is not known; take one of max_staleness, ",
         ),
         ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; the algorithm takes limit"),
-        ("pods", {"k": 4}, "pods: no option 'k'; it takes m"),
+        ("pods", {"k": 4}, "pods: no option 'k'; the options are m"),
         ("max_staleness", {"limit": -1}, "max_staleness: limit, a number of versions, must be 0 or more; got -1"),
         ("max_staleness", {"limit": "two"}, "max_staleness: limit must be an integer, got 'two'"),
         ("max_staleness", {"limit": True}, "limit must be an integer, got True"),
