@@ -279,8 +279,8 @@ class CuratorPartition:
             if version > max(self._clock, 0) + LARGEST_LEAP:
                 raise MessageRefused(
                     TIME_TRAVEL,
-                    f"head_version {version} is more than {LARGEST_LEAP} versions ahead of the newest one on this "
-                    f"partition, {max(self._clock, 0)}",
+                    f"head_version {version} is more than {LARGEST_LEAP} versions ahead of the newest version on "
+                    f"this partition, {max(self._clock, 0)}",
                 )
         elif version > self._clock and not is_published(message, group):
             raise MessageRefused(

@@ -228,7 +228,7 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
             "...after.max.ms, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
-        return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that it runs and can be reached")
+        return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that Kafka runs and can be reached")
     if cause.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
         return KafkaRefused(
             f"{doing}: one record took longer than max.poll.interval.ms allows ({cause.str()}): raise "

@@ -32,7 +32,7 @@ from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, 
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
-WHOLE = 'and not a table, in this recipe: set it whole, as in KEY={ use = "NAME" }'
+WHOLE = 'and not a table, in this recipe: set the whole key, as in KEY={ use = "NAME" }'
 SWEEP = "sweep.toml"
 """Name of the sweep file in a folder of recipes; it is not a recipe."""
 WORDS = {

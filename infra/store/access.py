@@ -92,8 +92,8 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file} (keys of the run's embedded store: only the user who started it can read them, on "
-                f"that machine), nor in {where}"
+                f"{keys_file} (keys of the run's embedded store: only the user who started the run can read the keys, "
+                f"on the machine of the store), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
     keys.retrieve()

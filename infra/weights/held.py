@@ -43,7 +43,7 @@ class HeldWeights:
         self.weights_hash = self._hash()
         """Hash of the weights held now; empty when a delta damaged them, and they must not be used any more."""
         if expected is not None and self.weights_hash != expected:
-            raise WeightsError(f"these weights have hash {self.weights_hash}, but {expected} was recorded")
+            raise WeightsError(f"these weights have hash {self.weights_hash}, but hash {expected} was recorded")
 
     def apply(self, delta: Delta, *, just_verified: bool = False) -> bool:
         """Change the base into the result. Return whether anything changed: a delta that is applied again does nothing.
