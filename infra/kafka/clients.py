@@ -87,9 +87,7 @@ class KafkaRefused(HeadraceError):
     """The broker refuses: wrong credentials, missing rights, or a missing topic."""
 
 
-TAIL_IS_LOST = (
-    "A broker may have lost data (disk, power, unclean election). New records would take the offsets of the lost ones"
-)
+TAIL_IS_LOST = "A broker may have lost data (disk, power, unclean election). New records would reuse the lost offsets"
 
 
 class LogTruncated(HeadraceError):
@@ -223,9 +221,8 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended the last transaction yet. If this error stays, start the brokers that are "
-            "down. Or a topic refuses the transaction's end marker: widen its message.timestamp.before.max.ms and "
-            "...after.max.ms, then restart the brokers"
+            f"{doing}: Kafka has not ended the last transaction yet. If this lasts, a broker is down or a topic refuses "
+            "the end marker (message.timestamp.before.max.ms, ...after.max.ms): fix the cause, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that Kafka runs and can be reached")
