@@ -221,7 +221,7 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended the last transaction yet. If this lasts, a broker is down or a topic refuses "
+            f"{doing}: Kafka has not ended the last transaction. If this lasts, a broker is down or a topic refuses "
             "the end marker (message.timestamp.before.max.ms, ...after.max.ms): fix the cause, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
