@@ -99,7 +99,7 @@ def cache_folder() -> Path:
     except RuntimeError as error:
         raise UsageError(
             f"user {os.getuid()} has no home folder, where downloads are kept: set {CACHE_VARIABLE} to a folder that "
-            "it may write to"
+            "this user may write to"
         ) from error
 
 

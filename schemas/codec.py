@@ -286,6 +286,6 @@ def _read_body(data: bytes, writer: Plain, reader: Plain | None, name: str) -> P
     except Exception as error:  # fastavro raises many kinds on bytes cut short or altered
         raise SchemaError(f"{name}: undecodable, {type(error).__name__}: {error}") from error
     if body.tell() != len(data):
-        raise SchemaError(f"{name}: {len(data) - body.tell()} bytes follow the record")
+        raise SchemaError(f"{name}: {len(data) - body.tell()} bytes follow the record, where the message must end")
     plain: Plain = found
     return plain

@@ -22,7 +22,7 @@ def describe_long_fields(record: object, names: Iterable[str]) -> list[str]:
     """Return, for each of these texts of a record that is longer than LONGEST_NAME, what is wrong with it."""
     lengths = {name: len(getattr(record, name)) for name in names}
     return [
-        f"{name} has {length} characters, and may have {LONGEST_NAME}"
+        f"{name} has {length} characters, and may have at most {LONGEST_NAME}"
         for name, length in lengths.items()
         if length > LONGEST_NAME
     ]

@@ -106,7 +106,7 @@ class _Scale:
         if isinstance(schema, list):
             index = self._read_long()
             if not 0 <= index < len(schema):
-                raise SchemaError(f"a union of {len(schema)} types has no branch {index}")
+                raise SchemaError(f"the message names branch {index} of a union of {len(schema)} types")
             self.walk(schema[index])
         elif isinstance(schema, dict):
             self._walk_object(schema)
@@ -160,7 +160,9 @@ class _Scale:
 
     def _skip(self, length: int) -> None:
         if not 0 <= length <= len(self._body) - self._at:
-            raise SchemaError(f"a length must be from 0 to the {len(self._body) - self._at} bytes left; got {length}")
+            raise SchemaError(
+                f"a length in a message must be from 0 to the {len(self._body) - self._at} bytes left; got {length}"
+            )
         self._at += length
 
     def _read_long(self) -> int:
@@ -174,6 +176,6 @@ class _Scale:
                     return (number >> 1) ^ -(number & 1)
                 shift += 7
                 if shift > 63:
-                    raise SchemaError("a number takes more than ten bytes")
+                    raise SchemaError("a number in the message takes more than ten bytes")
         except IndexError:
             raise SchemaError("the message is cut short") from None

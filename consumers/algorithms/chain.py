@@ -144,8 +144,8 @@ class Chain:
         ours, theirs = [name for name, _ in self._algorithms], [name for name, _ in states]
         if ours != theirs:
             raise ChainError(
-                f"the snapshot holds the state of the algorithms {', '.join(theirs) or '(none)'}, but this "
-                f"chain has {', '.join(ours) or '(none)'}: load the chain of the snapshot's recipe revision"
+                f"the snapshot is of a chain with the algorithms {', '.join(theirs) or '(none)'}, but this chain has "
+                f"{', '.join(ours) or '(none)'}: load the chain of the recipe revision that the snapshot is of"
             )
         for (_, algorithm), (_, own) in zip(self._algorithms, states, strict=True):
             algorithm.restore(own)
@@ -225,7 +225,7 @@ def _load(where: str, name: str, settings: Mapping[str, Any], seed: int) -> Algo
     try:
         bound = signature.bind(**settings)
     except TypeError as error:
-        raise UnknownAlgorithm(f"{where}: {error}; it takes {', '.join(takes) or 'no settings'}") from error
+        raise UnknownAlgorithm(f"{where}: {error}; the algorithm takes {', '.join(takes) or 'no settings'}") from error
     try:
         algorithm = build(*bound.args, **bound.kwargs)
     except (TypeError, ValueError) as error:
@@ -233,7 +233,7 @@ def _load(where: str, name: str, settings: Mapping[str, Any], seed: int) -> Algo
     lacking = [name for name in ("process", "snapshot", "restore") if not callable(getattr(algorithm, name, None))]
     if lacking:
         raise UnknownAlgorithm(
-            f"{where}: an algorithm must have the methods process, snapshot and restore; this one lacks "
-            f"{' and '.join(lacking)} (see docs/own-data-algorithm.md)"
+            f"{where}, lacks {' and '.join(lacking)}: an algorithm must have the methods process, snapshot and restore "
+            "(see docs/own-data-algorithm.md)"
         )
     return cast("Algorithm", algorithm)

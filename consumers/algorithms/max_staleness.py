@@ -22,5 +22,6 @@ class MaxStaleness(Stateless):
         """Compare the oldest token with the clock."""
         age = clock - candidate.min_version
         if candidate.min_version >= 0 and age > self._limit:
-            return [Drop("stale", f"version {candidate.min_version} is {age} behind {clock}, limit {self._limit}")]
+            oldest = f"the oldest token is of weight version {candidate.min_version}"
+            return [Drop("stale", f"{oldest}, {age} versions behind version {clock}; the limit is {self._limit}")]
         return [Keep(candidate)]

@@ -33,7 +33,7 @@ def _explain_order(earlier: str, later: str) -> str:
     if earlier in REPLAYS:
         if later in REPLAYS:
             return "a chain may have only one replay; keep one of the two"
-        return f"{earlier} would replay groups without the effect of {later}; put the replay last"
+        return f"{earlier} would replay groups without the effect of {later}; put {earlier} last"
     if earlier == later or ":" in earlier:
         return ""
     return _explain_not_yet(earlier, later)

@@ -92,8 +92,8 @@ def check_state(algorithm: Algorithm, state: Any) -> None:
         is_same = False
     if not is_same:
         raise WrongResult(
-            f"its snapshot has keys that are not strings, such as {other!r:.80}. JSON turns these into strings, and "
-            "its restore does not turn them back"
+            f"its snapshot has keys that are not strings, such as {other!r:.80}. JSON turns these keys into strings: "
+            "use strings as keys, or turn the keys back in the method restore"
         )
 
 
@@ -171,8 +171,8 @@ def _read_rewards(rewards: Any, count: int, failures: int) -> tuple[float, ...]:
             raise WrongResult(f"rewards must be numbers; got {_show(rewards)}") from None
     if len(found) - count not in {0, failures}:
         raise WrongResult(
-            f"rewards must have one number for each of the {count} trajectories, kept or not. It may also have one for "
-            f"each of the {failures} failed episodes, after these; got {len(found)}"
+            f"rewards must have {count} numbers, one for each trajectory, kept or not, and may have {failures} more at "
+            f"the end, one for each failed episode; got {len(found)}"
         )
     return found
 

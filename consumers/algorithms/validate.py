@@ -85,30 +85,33 @@ def find_sequence_fault(sequence: Sequence, head_version: int, vocabulary: int =
 def _find_span_fault(sequence: Sequence) -> GroupFault | None:
     length, lengths = sequence.ids.size, [span.length for span in sequence.spans]
     if min(lengths, default=0) < 0 or sum(lengths) != length:
-        return "spans", f"its spans have {lengths} tokens: each needs 0 or more, and all as many as its {length} ids"
+        return (
+            "spans",
+            f"the spans have {lengths} tokens: none may be below 0, and the sum must be {length}, the number of ids",
+        )
     unknown = {span.kind for span in sequence.spans} - SPAN_KINDS
     if unknown:
         known = ", ".join(sorted(SPAN_KINDS))
         return "spans", f"unknown kinds of span: {', '.join(sorted(unknown))}; the known ones: {known}"
     turns = [span.turn for span in sequence.spans if span.length]
     if turns != sorted(turns):
-        return "prefix", f"the turns of its spans are {turns}, but a turn must not be lower than one before it"
+        return "prefix", f"the spans have the turn numbers {turns}, but none may be lower than the one before"
     first = next((span.kind for span in sequence.spans if span.length), "")
     if first == "generated":
-        return "no_prompt", "the first token is marked as generated: nothing predicts it"
+        return "no_prompt", "the first token is marked as generated, but a token of a prompt must come first"
     return None
 
 
 def _find_length_fault(sequence: Sequence) -> GroupFault | None:
     length = sequence.ids.size
     if sequence.logprobs.size != length:
-        return "lengths", f"it has {length} token ids, but {sequence.logprobs.size} log-probabilities"
+        return "lengths", f"the sequence has {length} token ids, but {sequence.logprobs.size} log-probabilities"
     counts = sequence.version_runs[1::2].tolist()
     if sequence.version_runs.size % 2 or min(counts, default=1) <= 0 or sum(counts) != length:
         runs = sequence.version_runs[:16].tolist()
-        covered = f"they cover {sum(counts)} tokens, and begin with {runs}"
-        wanted = f"pairs of version and tokens, at least 1 in each and {length} in all"
-        return "versions", f"its version runs must be {wanted}; {covered}"
+        covered = f"the runs have {sum(counts)} tokens and begin with {runs}"
+        wanted = f"pairs of a version and a number of tokens, at least 1 in each pair and {length} in all"
+        return "versions", f"the version runs must be {wanted}; {covered}"
     given = (sequence.reward, sequence.baseline, *(span.reward for span in sequence.spans))
     if not all(value is None or math.isfinite(value) for value in given):
         return "reward", "a reward or baseline of the sequence or its spans is not finite"
@@ -121,7 +124,7 @@ def _find_token_fault(sequence: Sequence, vocabulary: int) -> GroupFault | None:
         return None
     if ids.min() < 0 or (vocabulary and ids.max() >= vocabulary):
         allowed = f"from 0 to {vocabulary - 1}" if vocabulary else "0 or more"
-        return "token_id", f"its token ids are from {ids.min()} to {ids.max()}, but must be {allowed}"
+        return "token_id", f"the token ids are from {ids.min()} to {ids.max()}, but must be {allowed}"
     lowest, highest = float(logprobs.min()), float(logprobs.max())
     if not (math.isfinite(lowest) and math.isfinite(highest)):  # both are NaN if any value is
         return "logprob", f"{np.count_nonzero(~np.isfinite(logprobs))} log-probabilities are not finite"
@@ -134,7 +137,7 @@ def _find_version_fault(sequence: Sequence, head_version: int) -> GroupFault | N
     for span, start, versions in _iterate_span_versions(sequence):
         if span.kind == "generated":
             if min(versions) < 0:
-                return "versions", f"a token generated from position {start} on has no weight version"
+                return "versions", f"the generated tokens from position {start} on include one without a weight version"
             if max(versions) > head_version:
                 return "ahead", f"a token is of version {max(versions)}, but the worker's newest was {head_version}"
         elif max(versions) >= 0 or np.count_nonzero(sequence.logprobs[start : start + span.length]):

@@ -61,6 +61,7 @@ def find_recipe(recipes: Mapping[int, Recipe], revision: int, policy_variant: st
         what = "shadow" if variant_of(policy_variant) else "policy"
         raise UsageError(
             f"recipe revision {revision} and later ones have no {what} {policy_variant}, so this curator ends. Stop "
-            f"its trainer too; or put the {what} back into the recipe, and start the run again with --new-recipe"
+            f"the trainer of {policy_variant} too; or put the {what} back into the recipe, and start the run again "
+            "with --new-recipe"
         )
     return found

@@ -62,7 +62,7 @@ log = structlog.get_logger()
 
 MOST_FAILURES = 8
 """Groups in a row for which the chain may fail, so that rollouts are not wasted without end."""
-NOW_THAT_IT_IS_OVER = "groups that still come are curated; stop this process when none is in flight"
+NOW_THAT_IT_IS_OVER = "groups that still arrive are curated; stop this process when no group is in flight"
 LARGEST_INLINE_GROUP = 7 << 20
 """Most bytes of a group inside its record: the broker would refuse the curated record of a larger group."""
 
@@ -175,9 +175,9 @@ class CuratorPartition:
             if is_back and self._dedupe.has_forgotten_dead(stream):
                 # Sending the message back opened its number; this dead letter concludes it again.
                 detail = (
-                    f"this group was sent back, but the curator no longer knows whether it was curated before: "
-                    f"partition {self._partition} has had more than {MOST_DEAD_KEPT:,} dead letters, and no more are "
-                    "remembered. So it is not curated, because it might then be trained on twice"
+                    "this group was sent back, but it is not curated: it may have been curated before, and could then "
+                    f"be trained on twice. The curator remembers at most {MOST_DEAD_KEPT:,} dead letters of partition "
+                    f"{self._partition}, and there were more"
                 )
                 return self._build_dead_letter(message, MessageRefused("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
@@ -236,8 +236,9 @@ class CuratorPartition:
         if not self._dedupe.has_room(stamp.stream, stamp.number):
             raise MessageRefused(
                 "misrouted",
-                f"number {stamp.number} of stream {stamp.stream!r} is refused, because the groups on partition "
-                f"{self._partition} may be of at most {MOST_STREAMS} streams, with {MOST_RUNS} gaps between numbers",
+                f"number {stamp.number} of stream {stamp.stream!r} is refused: the groups on partition "
+                f"{self._partition} may be of at most {MOST_STREAMS} streams, and their numbers may have at most "
+                f"{MOST_RUNS} gaps",
             )
         return stamp
 
@@ -278,8 +279,8 @@ class CuratorPartition:
             if version > max(self._clock, 0) + LARGEST_LEAP:
                 raise MessageRefused(
                     TIME_TRAVEL,
-                    f"head_version {version} is more than {LARGEST_LEAP} versions ahead of the newest one on this "
-                    f"partition, {max(self._clock, 0)}",
+                    f"head_version {version} is more than {LARGEST_LEAP} versions ahead of the newest version on "
+                    f"this partition, {max(self._clock, 0)}",
                 )
         elif version > self._clock and not is_published(message, group):
             raise MessageRefused(
@@ -331,7 +332,7 @@ class CuratorPartition:
         """
         state = json.loads(body)
         if (of := state.get("partitions", self._partitions)) != self._partitions:
-            raise ValueError(f"it was taken with {of!r:.20} partitions, but the topic has {self._partitions}")
+            raise ValueError(f"the snapshot was taken with {of!r:.20} partitions, but the topic has {self._partitions}")
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
         self._replayable.restore(state["uses"])

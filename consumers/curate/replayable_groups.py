@@ -80,18 +80,18 @@ class ReplayableGroups:
         known = self._groups.get(chain, {}).get(GroupId.of(asked))
         if known is None:
             raise ChainError(
-                f"the chain asked for use {asked.use} of {name}, but never kept that group, or its `holds` no longer "
-                "names it: `holds` must name each group until its last use"
+                f"the chain asked for use {asked.use} of group {name}, but never kept that group, or its `holds` no "
+                "longer names the group: `holds` must name each group until its last use"
             )
         if asked.use != known.uses:
             raise ChainError(
-                f"the chain asked for use {asked.use} of {name}, but the next use of that group is {known.uses}: uses "
-                "must be asked for in order"
+                f"the chain asked for use {asked.use} of group {name}, but the next use of that group is "
+                f"{known.uses}: a chain must ask for the uses of a group in order"
             )
         if not 0 < replay.weight <= 1:
             raise ChainError(
-                f"the weight of a replay must be above 0 and at most 1; the chain asked for use {asked.use} of {name} "
-                f"with weight {replay.weight}"
+                f"the weight of a replay must be above 0 and at most 1; the chain asked for use {asked.use} of group "
+                f"{name} with weight {replay.weight}"
             )
         back = self._count - known.at
         known.uses += 1

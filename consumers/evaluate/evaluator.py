@@ -27,7 +27,7 @@ from headrace.schemas.topics import EVALUATOR
 log = structlog.get_logger()
 
 EVALUATOR_TURN_S = 0.2
-NOW_THAT_IT_IS_OVER = "evaluations that still run get their results; stop this process when none is in flight"
+NOW_THAT_IT_IS_OVER = "evaluations that still run get their results; stop this process when no evaluation runs"
 
 
 class Evaluator:

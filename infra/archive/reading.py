@@ -165,7 +165,7 @@ class Archive:
         if (listed.sha256, listed.size_bytes) != (claim.sha256, claim.size_bytes):
             raise ObjectCorrupt(
                 f"the archive {self.root} has object {claim.key} with sha256 {listed.sha256} and {listed.size_bytes} "
-                f"bytes, but its record says {claim.sha256} and {claim.size_bytes} bytes"
+                f"bytes, but the record that names it says {claim.sha256} and {claim.size_bytes} bytes"
             )
         return self.open_object(claim.key)
 

@@ -132,7 +132,7 @@ class ArchiveWriter:
                 what = "is not there" if size < 0 else f"has {size} bytes"
                 raise ArchiveCorrupt(
                     f"{self.location}/{file.name} {what}, but the manifest says {file.bytes} bytes of sha256 "
-                    f"{file.sha256}: put it back from a copy, or archive into another folder"
+                    f"{file.sha256}: put the file back from a copy, or archive into another folder"
                 )
 
     # ---------------------------------------------------------------------------------------------------------- adding

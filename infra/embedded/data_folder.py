@@ -103,9 +103,9 @@ class DataFolder:
         notes = self.read()
         if notes is None and self.list_runs_of_sweep():
             raise UsageError(
-                f"{self.root} holds a sweep over an archive, made by `headrace compare`. Its runs have no topics, so "
-                f"there is no run to look at: {self.root}/RUN/{SUMMARY} has the result of each, and `headrace compare` "
-                "with the same sweep file shows them all"
+                f"{self.root} holds a sweep over an archive, made by `headrace compare`. The runs of a sweep have no "
+                f"topics, so this command cannot read them. The result of a run is in {self.root}/RUN/{SUMMARY}; "
+                "`headrace compare` with the same sweep file shows all results"
             )
         if notes is None:
             raise UsageError(

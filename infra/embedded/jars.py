@@ -112,7 +112,7 @@ def _is_good(jar: Path, want: str) -> bool:
 
 def _fetch_all(cache: Path, pins: Mapping[str, str], progress: Callable[[str], None] | None) -> None:
     say = progress or (lambda _: None)
-    say(f"fetching {len(pins)} of the jars of Kafka {KAFKA_VERSION} (all have 45 MB) into {cache}")
+    say(f"fetching {len(pins)} jars of Kafka {KAFKA_VERSION} (all jars: 45 MB) into {cache}")
     context = _maven(cache)
     with ThreadPoolExecutor(FETCH_THREADS) as pool:
         fetched = pool.map(lambda pin: _fetch(context, cache, *pin), pins.items())
@@ -132,12 +132,12 @@ def _fetch(context: MavenContext, cache: Path, coordinate: str, want: str) -> st
         except (OSError, RuntimeError) as error:  # requests' errors are OSErrors
             reason, remedy = str(error), "connect this machine to the network and try again"
             if getattr(error, "errno", None) in OF_THE_CACHE:
-                remedy = "make that folder writable, with room for them, and try again"
+                remedy = f"make {cache} writable, with room for the jars, and try again"
             continue
         if _is_good(jar, want):
             return coordinate
-        reason = f"the jar that came has another sha256 than {LOCK_FILE} says"
-        remedy = "look whether a proxy or mirror changes jars, and try again"
+        reason = f"the sha256 of the fetched jar is not the one in {LOCK_FILE}"
+        remedy = "check whether a proxy or mirror changes jars, and try again"
     jar.unlink(missing_ok=True)
     raise JarUnavailable(
         f"cannot fetch {coordinate} from Maven Central to {jar}: {reason}. Kafka needs its jars (45 MB) once: "

@@ -197,8 +197,8 @@ class ServerProcess(ABC):
         with self._stopping:
             while (process := self._process) is not None:  # another thread may start it again meanwhile
                 if not _stop_child(process, lambda: time.monotonic() >= min(deadline, self._kill_at)):
-                    waited = f"it did not stop within {time.monotonic() - began:.0f} s"
-                    why = f"{waited}. The data that it had acknowledged is on its disk"
+                    waited = f"the {self.what} did not stop within {time.monotonic() - began:.0f} s"
+                    why = f"{waited}. The data that it had acknowledged is on the disk"
                     _log.warning("server.killed", server=self.what, pid=process.pid, why=why)
                 if self._process is process:
                     self._process = None
@@ -291,7 +291,8 @@ class ServerProcess(ABC):
             if has_ended(process.pid):
                 code = _reap(process)
                 raise ServerFailed(
-                    f"the {self.what} in {self.folder} exited with {code} while starting; {_describe_logs(log_starts)}"
+                    f"the {self.what} in {self.folder} exited with code {code} while starting; "
+                    f"{_describe_logs(log_starts)}"
                 )
             if self._is_answering():
                 return

@@ -206,7 +206,9 @@ class Servers:
             )
             return Silence(server, since_ms, remedy)
         where = self._named_kafka.bootstrap if what == "broker" else self._named_store.endpoint
-        return Silence(f"the {what} at {where}", since_ms, "check that it runs, and that this machine can reach it")
+        return Silence(
+            f"the {what} at {where}", since_ms, f"check that the {what} runs, and that this machine can reach it"
+        )
 
     def pids(self) -> dict[str, int]:
         """Return the pids of the running embedded servers, by `broker` and `store`."""
@@ -258,7 +260,8 @@ class ServerRestarter:
             log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
             why = describe_full_disk(server.folder) or f": {escape(str(error))}"
             self._report(
-                f"the {server.what} does not start", f"{why}\nThe run waits, and starts the server again until it runs"
+                f"the {server.what} does not start",
+                f"{why}\nThe run waits, and tries to start the server until it runs",
             )
             self._due = time.monotonic() + pause
             self._has_failed = True

@@ -67,7 +67,7 @@ def _try(connection: Connection, host: str, port: int) -> Advertised:
     try:
         admin.list_topics(timeout=CONNECT_S)
     except KafkaException:
-        return replace(found, error=f"it accepts connections, but no broker answers within {CONNECT_S:g} s")
+        return replace(found, error=f"the address accepts connections, but no broker answers within {CONNECT_S:g} s")
     return found
 
 

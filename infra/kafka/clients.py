@@ -87,7 +87,7 @@ class KafkaRefused(HeadraceError):
     """The broker refuses: wrong credentials, missing rights, or a missing topic."""
 
 
-TAIL_IS_LOST = "A broker may have lost data (disk, power, unclean election). New records would take the same offsets"
+TAIL_IS_LOST = "A broker may have lost data (disk, power, unclean election). New records would reuse the lost offsets"
 
 
 class LogTruncated(HeadraceError):
@@ -100,7 +100,7 @@ class LogTruncated(HeadraceError):
     def __init__(self, lost: str) -> None:
         super().__init__(
             f"records that were read are gone from the end of the log: {lost}. {TAIL_IS_LOST}, so the run stops. Bring "
-            "back a replica that has them; or keep what is left with `headrace archive` and begin a new run"
+            "back a replica that has the lost records; or keep what is left with `headrace archive` and begin a new run"
         )
         self.lost = lost
 
@@ -221,11 +221,11 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended the last transaction yet. If it lasts, a broker is down or a topic refuses "
-            "its end marker (message.timestamp.before.max.ms, ...after.max.ms): correct that, then restart the brokers"
+            f"{doing}: Kafka has not ended the last transaction. If this lasts, a broker is down or a topic refuses "
+            "the end marker (message.timestamp.before.max.ms, ...after.max.ms): fix the cause, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
-        return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that it runs and can be reached")
+        return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that Kafka runs and can be reached")
     if cause.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
         return KafkaRefused(
             f"{doing}: one record took longer than max.poll.interval.ms allows ({cause.str()}): raise "

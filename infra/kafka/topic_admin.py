@@ -53,7 +53,7 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
         remedy = (
             advise_other_name(connection, next(iter(wanted)))
             if counts
-            else "Correct them with Kafka's tools, or begin a run of another name by --set name=NAME"
+            else "Correct the topics' settings with Kafka's tools, or begin a run of another name by --set name=NAME"
         )
         raise TopicDiffers(f"topics differ from what the run needs: {'; '.join([*counts, *settings])}. {remedy}")
     _create(admin, missing, replication)
@@ -86,8 +86,8 @@ def advise_other_name(connection: Connection, topic: str) -> str:
 def describe_branching(bootstrap: str, run: str, name: str) -> str:
     """Return the command that begins run `name` with the best weights of a run."""
     return (
-        f"`headrace up RECIPE --set name={name} --branch kafka://{bootstrap}/{run}@best` (if its Kafka is embedded, "
-        "with its data folder in place of the address)"
+        f"`headrace up RECIPE --set name={name} --branch kafka://{bootstrap}/{run}@best` (if the Kafka of {run} is "
+        f"embedded, --branch FOLDER@best with the data folder of {run})"
     )
 
 

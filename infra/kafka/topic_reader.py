@@ -128,9 +128,9 @@ class TopicReader:
             if found:
                 patience = time.monotonic() + timeout_s
             elif time.monotonic() > patience:
-                why = f"although there are more: {describe_behind(self.positions, ends)}"
+                why = f"although there are more records: {describe_behind(self.positions, ends)}"
                 if all(self.positions[partition_id] >= end for partition_id, end in ends.items()):
-                    why = f"so it is not known whether there are more of {', '.join(map(name_partition, ends))}"
+                    why = f"so it is not known whether there are more records in {', '.join(map(name_partition, ends))}"
                 raise KafkaAway(
                     f"Kafka has sent no record for {timeout_s:.0f} s, {why}. Check that all brokers run and can be "
                     "reached"
@@ -194,7 +194,9 @@ def refuse_lost_tail(connection: Connection, positions: Mapping[PartitionId, int
         if time.monotonic() > patience:
             break
         time.sleep(0.2)
-    lost = ", ".join(f"{t}[{p}] ends at {end}, and was read up to {positions[t, p]}" for (t, p), end in short.items())
+    lost = ", ".join(
+        f"{t}[{p}] ends at {end}, but was read up to offset {positions[t, p]}" for (t, p), end in short.items()
+    )
     raise LogTruncated(lost)
 
 

@@ -175,7 +175,8 @@ class TransactionalWriter:
             if time.monotonic() - self._called_at > CALL_STUCK_S:
                 who = self.transactional_id
                 log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=CALL_STUCK_S)
-                report_end(STUCK_EXIT, f"{ERROR_MARK}{self._calling} has not returned for {CALL_STUCK_S:g} s")
+                stuck = f"{self._calling} has not returned for {CALL_STUCK_S:g} s: this process ends"
+                report_end(STUCK_EXIT, f"{ERROR_MARK}{stuck}")
                 os._exit(STUCK_EXIT)
 
     def begin(self) -> None:

@@ -187,7 +187,7 @@ def await_adoption(launcher_pid: int, between: int) -> None:
     """Wait until the launcher is this process's parent. Raises CannotFork if another process is."""
     while (parent := os.getppid()) != launcher_pid:
         if parent != between:
-            raise CannotFork(f"its parent became process {parent} instead of the launcher")
+            raise CannotFork(f"the parent of the forked process is process {parent} instead of the launcher")
         time.sleep(ADOPTION_PAUSE_S)
 
 

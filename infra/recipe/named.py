@@ -68,7 +68,7 @@ def check_options(
     check_kinds(where, function, options)
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
-            raise UsageError(f"{where}: {name!r} is missing; it takes {', '.join(takes)}")
+            raise UsageError(f"{where}: {name!r} is missing; the options are {', '.join(takes)}")
 
 
 def check_settings(
@@ -89,7 +89,7 @@ def refuse_unknown_options(where: str, options: Iterable[str], takes: Collection
     for name in options:
         if name not in takes:
             nearest = difflib.get_close_matches(name, takes, n=len(takes) or 1, cutoff=0.0)
-            raise UsageError(f"{where}: no option {name!r}; it takes {', '.join(nearest) or 'none'}")
+            raise UsageError(f"{where}: no option {name!r}; the options are {', '.join(nearest) or '(none)'}")
 
 
 def _read_signature(function: Callable[..., Any]) -> inspect.Signature:

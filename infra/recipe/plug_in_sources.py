@@ -204,8 +204,8 @@ def check_sources(recorded: Mapping[str, str], names: Iterable[str]) -> None:
                 "source: start this process again"
             )
         raise OtherSource(
-            f"plug-in {name} in {source.path} {hashes}: bring the run's source here; or, to use this one, stop the run "
-            "and repeat the command that began it, with --new-recipe"
+            f"plug-in {name} in {source.path} {hashes}: bring the run's source here; or, to use this source, stop the "
+            "run and repeat the command that began it, with --new-recipe"
         )
 
 

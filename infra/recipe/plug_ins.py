@@ -177,5 +177,5 @@ def _find_hidden(module: str) -> str:
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         found = Path(folders[0] if folders else (spec.origin or "")) if spec is not None else None
         if found is not None and found not in taken:
-            return f"; it hides your {found}, because modules installed or on PYTHONPATH come first: rename yours"
+            return f"; another {top} hides your {found}: modules installed or on PYTHONPATH come first, so rename yours"
     return ""

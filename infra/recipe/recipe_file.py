@@ -32,7 +32,7 @@ from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, 
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
-WHOLE = 'and not a table, in this recipe: set it whole, as in KEY={ use = "NAME" }'
+WHOLE = 'and not a table, in this recipe: set the whole key, as in KEY={ use = "NAME" }'
 SWEEP = "sweep.toml"
 """Name of the sweep file in a folder of recipes; it is not a recipe."""
 WORDS = {
@@ -130,7 +130,7 @@ def replace_chain_from_file(recipe: Recipe, path: Path) -> Recipe:
         case _:
             holder = "curate" if "curate" in read.table else "chain"
             more = [*(key for key in read.table if key != holder), *_refuse_beside_chain(read.table.get("curate"))]
-            it_has = f"it also has {', '.join(more)}: remove that" if more else "it has no list `chain`"
+            it_has = f"remove {', '.join(more)}" if more else "it has no list `chain`"
             raise UsageError(
                 f"{path} must hold a chain and nothing else, as `chain = [ … ]` or as [[curate.chain]] tables: {it_has}"
             )

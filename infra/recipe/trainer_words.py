@@ -18,7 +18,7 @@ def check_trainer_words(sets: Sequence[str]) -> None:
         if not TRAINERS.match(word):
             raise UsageError(
                 f"{SET} {word}: only trainer.KEY, policies.NAME.trainer.KEY and shadows.NAME.trainer.KEY can be set "
-                "here, because other keys need new rollouts"
+                "in this command, because other keys need new rollouts"
             )
 
 

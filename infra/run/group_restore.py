@@ -89,7 +89,8 @@ class Membership:
         """Advice to continue without the state: trained weights are kept, untrained curated groups are lost."""
         run = self.state_topic.partition(".")[0]
         return (
-            f"begin a new run with its weights by {describe_branching(self.connection.bootstrap, run, f'{run}-2')}; "
+            f"begin a new run with the weights of {run} by "
+            f"{describe_branching(self.connection.bootstrap, run, f'{run}-2')}; "
             "groups that are not trained on yet are lost"
         )
 

@@ -49,7 +49,7 @@ OF_PIECE = "~"
 _CUT = b'{"pieces": '
 """What stands in place of a body that was cut begins with this."""
 
-BEGIN_ANEW = "The run cannot go on: begin a new run with its weights by " + describe_branching(
+BEGIN_ANEW = "The run cannot go on: begin a new run with the weights of this run by " + describe_branching(
     "HOST:PORT", "RUN", "NAME"
 )
 

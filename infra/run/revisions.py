@@ -140,8 +140,8 @@ def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
     for name, policy in old.policies.items():
         if name in new.policies and policy.lora != new.policies[name].lora:
             raise UsageError(
-                f"policies.{name}.lora cannot change within a run, because its checkpoints and weights belong to the "
-                "adapter it began with: set it back, or begin another run by --set name="
+                f"policies.{name}.lora cannot change within a run, because the run's checkpoints and weights belong to "
+                "the adapter that it began with: set lora back, or begin another run by --set name="
             )
 
 

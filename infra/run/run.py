@@ -170,7 +170,7 @@ class Run:
         if not found or policy not in {None, policy_of(found[0])}:
             there = ", ".join(self.recipe.shadow_variants) or "none"
             of = f" of policy {policy}" if policy else ""
-            raise UsageError(f"--variant {variant}: the run has no such shadow{of}; it has {there}")
+            raise UsageError(f"--variant {variant}: the run has no shadow {variant}{of}; its shadows: {there}")
         return found[0]
 
     def put(

@@ -92,8 +92,8 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file} (keys of the run's embedded store: only the user who started it can read them, on "
-                f"that machine), nor in {where}"
+                f"{keys_file} (keys of the run's embedded store: only the user who started the run can read the keys, "
+                f"on the machine of the store), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
     keys.retrieve()
@@ -130,14 +130,17 @@ def explain_tls_refusal(error: SSLError) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         found = cause.verify_message
         if "mismatch" in found:
-            return f"its certificate is for another host ({found}): address it by a name that the certificate holds"
+            return (
+                f"the store's certificate is for another host ({found}): address the store by a name that the "
+                "certificate holds"
+            )
         return (
-            f"its certificate is not trusted ({found}): if your own authority signed it, name the PEM file of that "
-            f"authority's certificate in {' or '.join(CA_VARIABLES)}"
+            f"the store's certificate is not trusted ({found}): if your own authority signed it, name the PEM file of "
+            f"that authority's certificate in {' or '.join(CA_VARIABLES)}"
         )
     reason = str(getattr(cause, "reason", "") or "")
     if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}:
-        return "it speaks no TLS: write http:// before the endpoint, or leave store.secure out"
+        return "the store speaks no TLS: write http:// before the endpoint, or leave store.secure out"
     if "ALERT" in reason or "UNSUPPORTED" in reason or "NO_" in reason:
         return f"the store and this client do not agree on TLS, such as its version or cipher ({reason})"
     return ""

@@ -170,7 +170,7 @@ class ObjectCache:
             elif time.monotonic() - since > FETCH_STUCK_S:
                 raise TimeoutError(
                     f"another process holds the lock of {part} and has fetched nothing for {FETCH_STUCK_S:.0f} s; this "
-                    "one fetches from the store instead"
+                    "process fetches from the store instead"
                 )
             time.sleep(LOCK_POLL_S)
 

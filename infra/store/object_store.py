@@ -262,10 +262,13 @@ class ObjectStore:
         if (size := into.tell()) != size_bytes:
             more = " or more" if size > size_bytes else ""
             raise ObjectCorrupt(
-                f"{self._bucket.name_object(key)} has {size}{more} bytes, but its record says {size_bytes}"
+                f"{self._bucket.name_object(key)} has {size}{more} bytes, but the record that names it says "
+                f"{size_bytes}"
             )
         if found != sha256:
-            raise ObjectCorrupt(f"{self._bucket.name_object(key)} has sha256 {found}, but its record says {sha256}")
+            raise ObjectCorrupt(
+                f"{self._bucket.name_object(key)} has sha256 {found}, but the record that names it says {sha256}"
+            )
 
     def _retry_if_torn(self, read: Callable[[], T]) -> T:
         """Read a second time: rclone gives partial objects while they are written again, even with the same bytes."""

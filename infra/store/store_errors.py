@@ -31,7 +31,7 @@ _BUSY, _LOST = (
     "look into the store's log, and check whether its disk is full",
     "the parts already sent are lost, and are sent again",
 )
-_FULL = "make room in it, or raise the bucket's quota"
+_FULL = "make room in the store, or raise the bucket's quota"
 _TIMED_OUT, _CONFLICT, _TOO_MANY, _NOT_IMPLEMENTED, _BAD_GATEWAY, _NO_ROOM = 408, 409, 429, 501, 502, 507
 _BUSY_STATUS = frozenset({_TIMED_OUT, _CONFLICT, _TOO_MANY})
 """HTTP statuses that ask for another attempt later: another operation is in progress, or there are too many."""
@@ -58,7 +58,7 @@ _REMEDIES = {
     **dict.fromkeys(("HTTP 301", "HTTP 307", "HTTP 308"), _ELSEWHERE),
     **dict.fromkeys(
         ("HTTP 302", "HTTP 303"),
-        "a web page answers there, not an S3 API: correct the endpoint (in a recipe: store.endpoint)",
+        "a web page answers, not an S3 API: correct the store's endpoint (in a recipe: store.endpoint)",
     ),
     "InvalidObjectState": (
         "the object is in an archive class: restore the object, and remove the bucket's life-cycle rule that moved it"

@@ -123,8 +123,8 @@ def decode_block(coded: Coded, items: int, width: int) -> tuple[Positions, Items
     positions = np.cumsum(digits + last.view(np.uint8), dtype=np.int64)[last] - 1
     if len(positions) != coded.changed or (coded.digits and not last[-1]) or (coded.changed and positions[-1] >= items):
         raise WeightsError(
-            f"a block of the delta is damaged: its header says {coded.changed} changes of {items} items, but the "
-            f"{len(positions)} positions in it do not fit that"
+            f"a block of the delta is damaged: its header says {coded.changed} changes of {items} items, but its "
+            f"{len(positions)} positions contradict the header"
         )
     codes = _decompress(coded.streams[-2], (coded.changed * coded.code_bits + 7) // 8)
     if coded.code_bits == 4:

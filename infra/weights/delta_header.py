@@ -147,7 +147,7 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
     except (ValidationError, ValueError, RecursionError) as error:
         raise WeightsError(f"the header of a delta object cannot be read: {str(error)[:200]}") from error
     if not all(_HASH.fullmatch(found) for found in (header.base_hash, header.weights_hash)):
-        raise WeightsError("base_hash and weights_hash in the header of a delta object must be hashes")
+        raise WeightsError("base_hash and weights_hash in the header of a delta object must be hashes of 64 hex digits")
     names = [head.name for head in header.tensors]
     if len(set(names)) != len(names) or not 0 < header.block_items <= _MOST_ITEMS:
         raise WeightsError(
@@ -159,7 +159,7 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
                 f"the header of a delta object has numbers for tensor {head.name!r} that do not fit its shape"
             )
     if (promised := sum(head.payload_bytes for head in header.tensors)) != payload_bytes:
-        raise WeightsError(f"the header of a delta object says {promised} bytes of streams, but it has {payload_bytes}")
+        raise WeightsError(f"the header of a delta object says {promised} bytes of streams; there are {payload_bytes}")
     return header
 
 

@@ -43,7 +43,7 @@ class HeldWeights:
         self.weights_hash = self._hash()
         """Hash of the weights held now; empty when a delta damaged them, and they must not be used any more."""
         if expected is not None and self.weights_hash != expected:
-            raise WeightsError(f"these weights have hash {self.weights_hash}, but {expected} was recorded")
+            raise WeightsError(f"these weights have hash {self.weights_hash}, but hash {expected} was recorded")
 
     def apply(self, delta: Delta, *, just_verified: bool = False) -> bool:
         """Change the base into the result. Return whether anything changed: a delta that is applied again does nothing.
@@ -60,8 +60,8 @@ class HeldWeights:
             return False
         if self.weights_hash != header.base_hash:
             raise WrongBase(
-                f"the delta needs weights with hash {header.base_hash} to make {header.weights_hash}, but those here "
-                f"have {self.weights_hash or 'no hash, because a delta damaged them'}"
+                f"the delta needs weights with hash {header.base_hash} to make {header.weights_hash}, but the "
+                f"weights here have {self.weights_hash or 'no hash, because a delta damaged them'}"
             )
         require_fits(header, self.tensors)
         if not just_verified and (found := self._hash()) != self.weights_hash:

@@ -46,7 +46,8 @@ def refuse_quantised(config: Mapping[str, Any], what: str) -> None:
     if isinstance(quantised, dict):
         raise UsageError(
             f"{what} is quantised ({quantised.get('quant_method', 'quantization_config')}), but quantised weights "
-            "cannot be trained: take the model's bf16 weights, or save it dequantised, without quantization_config"
+            "cannot be trained: take the model's bf16 weights, or save the model dequantised, without "
+            "quantization_config"
         )
 
 

@@ -104,7 +104,8 @@ def _split_file(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
     text = view[8 : 8 + length]
     if len(text) != length:
         raise WeightsError(
-            f"the safetensors header should have {length} bytes, but {len(text)} are there: not a whole file"
+            f"the safetensors header should have {length} bytes, but {len(text)} are there: the file was cut short, or "
+            "is of another kind"
         )
     if not 0 < length <= _MAX_HEADER_BYTES:
         raise WeightsError(
@@ -116,5 +117,5 @@ def _split_file(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
     except (ValueError, RecursionError) as error:
         raise WeightsError("the safetensors header is not JSON: the file is damaged or of another kind") from error
     if not isinstance(header, dict):
-        raise WeightsError("the safetensors header is not a mapping")
+        raise WeightsError("the safetensors header is not a JSON object: the file is damaged or of another kind")
     return header, view[8 + length :]

@@ -76,7 +76,10 @@ def test_a_certificate_is_believed_when_its_authority_is_named(
         store.wait_ready(0)
     assert not isinstance(caught.value, StoreUnavailable)
     monkeypatch.delenv("AWS_CA_BUNDLE")
-    with ObjectStore(root) as store, pytest.raises(StoreError, match=r"its certificate is not trusted.*AWS_CA_BUNDLE"):
+    with (
+        ObjectStore(root) as store,
+        pytest.raises(StoreError, match=r"the store's certificate is not trusted.*AWS_CA_BUNDLE"),
+    ):
         store.ensure_bucket()
 
 

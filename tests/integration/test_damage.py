@@ -217,7 +217,12 @@ class Row:
 def truncated(scene: Scene, good: Version) -> Row:
     version = scene.delta(good)
     scene.lay(version, version.data[:-9])
-    return Row(version, "has .* bytes, but its record says", "bytes, but its record says", lambda: scene.lay(version))
+    return Row(
+        version,
+        "has .* bytes, but the record that names it says",
+        "bytes, but the record that names it says",
+        lambda: scene.lay(version),
+    )
 
 
 def other_contents(scene: Scene, good: Version) -> Row:

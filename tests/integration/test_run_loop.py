@@ -243,7 +243,7 @@ def test_a_group_whose_input_ends_before_what_it_has_handled_stops(
     outsider.commit(offsets=[TopicPartition(f"{run_name}.in", 1, 25, '{"snapshot": -1}')], asynchronous=False)
     outsider.close()
     consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, f"{run_name}.out"))
-    with pytest.raises(LogTruncated, match=r"in\[1\] ends at 10, and was read up to 25"):
+    with pytest.raises(LogTruncated, match=r"in\[1\] ends at 10, but was read up to offset 25"):
         until(lambda: handled(consumer) > 40)
     consumer.close()
 

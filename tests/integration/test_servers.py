@@ -118,7 +118,7 @@ def test_a_message_of_fifteen_megabytes_passes(bootstrap: str, run_name: str) ->
 @pytest.mark.servers
 def test_a_broker_that_cannot_start_tells_its_log_and_the_reason(tmp_path: Path) -> None:
     server = EmbeddedKafka(tmp_path / "kafka", config={"num.io.threads": "zero"})
-    with pytest.raises(ServerFailed, match=r"(?s)exited with 1 .*log ends with:.*num\.io\.threads"):
+    with pytest.raises(ServerFailed, match=r"(?s)exited with code 1 .*log ends with:.*num\.io\.threads"):
         server.start()
     assert server.pid is None
 
@@ -301,7 +301,7 @@ def test_a_torn_object_is_refused(store: ObjectStore, store_server: EmbeddedStor
     path_of(store_server, "headrace-tests", stored.key).write_bytes(b"01234xxxxx")
     with pytest.raises(ObjectCorrupt, match="sha256"):
         store.get(stored.key, stored.sha256, stored.size_bytes)
-    with pytest.raises(ObjectCorrupt, match="has 10 bytes, but its record says 11"):
+    with pytest.raises(ObjectCorrupt, match="has 10 bytes, but the record that names it says 11"):
         store.get_to_file(stored.key, stored.sha256, 11, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     with pytest.raises(ObjectCorrupt, match="ends before"):

@@ -79,7 +79,7 @@ def test_a_log_that_ends_before_what_was_read_from_it_is_not_read_again_from_the
     connection = of_ten_records(bootstrap, run_name, 0)
     with (
         TopicReader(connection, {(run_name, 0): 25}) as reader,
-        pytest.raises(LogTruncated, match=r"\[0\] ends at 10, and was read up to 25"),
+        pytest.raises(LogTruncated, match=r"\[0\] ends at 10, but was read up to offset 25"),
     ):
         until(lambda: reader.poll() and None, "the error")
 
@@ -94,5 +94,5 @@ def test_a_log_that_is_made_anew_and_shorter_stops_whoever_was_reading_it(
         assert len(list(reader.catch_up())) == 10
         delete_topics(connection, [run_name])
         ensure_topics(connection, [TopicSpec(run_name, 1)])
-        with pytest.raises(LogTruncated, match=r"\[0\] ends at 0, and was read up to 10"):
+        with pytest.raises(LogTruncated, match=r"\[0\] ends at 0, but was read up to offset 10"):
             until(lambda: reader.poll() and None, "the error")

@@ -187,7 +187,9 @@ def test_a_group_is_dropped_when_its_oldest_token_is_too_far_behind() -> None:
     for oldest, clock, dropped in ((5, 12, False), (4, 12, False), (3, 12, True), (0, 8, False), (0, 9, True)):
         verdict = result(MaxStaleness(8), group(1.0, 0.0, versions=(clock, oldest, clock)), clock)
         assert isinstance(verdict, Drop) == dropped, (oldest, clock)
-    assert result(MaxStaleness(1), group(1.0, 0.0), clock=5) == Drop("stale", "version 3 is 2 behind 5, limit 1")
+    assert result(MaxStaleness(1), group(1.0, 0.0), clock=5) == Drop(
+        "stale", "the oldest token is of weight version 3, 2 versions behind version 5; the limit is 1"
+    )
 
 
 def test_what_was_taken_out_before_does_not_make_a_group_stale() -> None:

@@ -147,7 +147,7 @@ WHOLE = candidate(1.0, 0.0)
         (Keep(replace(WHOLE, kept=None)), "kept must hold the positions of .* got None"),  # type: ignore[arg-type]
         (
             Keep(replace(WHOLE, rewards=(1.0,))),
-            "rewards must have one number for each of the 2 .*; got 1",
+            "rewards must have 2 numbers, one for each trajectory, .*; got 1",
         ),
         (Keep(replace(WHOLE, rewards=("1", 0.0))), "rewards must be numbers; got"),  # type: ignore[arg-type]
         (Keep(replace(WHOLE, rewards=np.zeros((2, 1)))), "rewards must be numbers; got"),
@@ -248,8 +248,8 @@ def test_a_snapshot_of_another_chain_is_refused() -> None:
 
 def test_an_order_that_makes_an_algorithm_wrong_is_refused() -> None:
     for first, second, why in (
-        ("replay_latest", "max_staleness", "put the replay last"),
-        ("replay_uniform", f"{__name__}:Drawing", "put the replay last"),
+        ("replay_latest", "max_staleness", "put replay_latest last"),
+        ("replay_uniform", f"{__name__}:Drawing", "put replay_uniform last"),
         ("replay_uniform", "replay_latest", "keep one of the two"),
         ("validate", "failures", "whether failed episodes count must be known"),
         ("drop_zero_variance", "failures", "must be known before"),
@@ -304,8 +304,8 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
             {},
             "algorithm 1 of the chain, max_stalenes: 'max_stalenes' is not known; take one of max_staleness, ",
         ),
-        ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; it takes limit"),
-        ("pods", {"k": 4}, "pods: no option 'k'; it takes m"),
+        ("max_staleness", {}, "max_staleness: missing a required argument: 'limit'; the algorithm takes limit"),
+        ("pods", {"k": 4}, "pods: no option 'k'; the options are m"),
         ("max_staleness", {"limit": -1}, "max_staleness: limit, a number of versions, must be 0 or more; got -1"),
         ("max_staleness", {"limit": "two"}, "max_staleness: limit must be an integer, got 'two'"),
         ("max_staleness", {"limit": True}, "limit must be an integer, got True"),
@@ -353,7 +353,7 @@ def test_a_name_or_setting_that_cannot_be_is_the_users_error() -> None:
         ("replay_prioritised", {"alpha": 11.0}, "alpha must be from 0 to 10; got 11.0"),
         ("replay_prioritised", {"beta": 1.5}, "beta must be from 0 to 1; got 1.5"),
         ("replay_prioritised", {"epsilon": 0.0}, "epsilon must be above 0; got 0.0"),
-        (f"{ours}.contract:Stateless", {}, r"this one lacks process \(see docs/own-data-algorithm.md\)"),
+        (f"{ours}.contract:Stateless", {}, r", lacks process: .*\(see docs/own-data-algorithm.md\)"),
         (f"{ours}.sizes:SMALLEST_GROUP", {}, "is neither a function nor a class but 2"),
         ("builtins:object", {}, "lacks process and snapshot and restore"),
         ("builtins:dict", {}, "no signature found for builtin type"),
@@ -375,7 +375,9 @@ def test_a_recipes_chain_draws_by_the_recipes_seed_and_ages_by_its_trainers_boun
         )
         made = load_policy_chain(recipe, "solver")
         assert made.process(candidate(1.0, 0.0), 5) == (Drop(str(seed)),)
-        assert made.process(candidate(1.0, 0.0), 6) == (Drop("stale", "version 3 is 3 behind 6, limit 2"),)
+        assert made.process(candidate(1.0, 0.0), 6) == (
+            Drop("stale", "the oldest token is of weight version 3, 3 versions behind version 6; the limit is 2"),
+        )
 
 
 class Remembering(Stateless):

@@ -326,7 +326,7 @@ def test_a_retrain_that_cannot_be_made_is_another_end_than_one_that_differs(
     [
         (("retrain", "--from", "5", "--to", "3"), "--from 5 --to 3"),
         (("retrain", "--set", "trainer.learning_rate=1e-3"), "--set needs --into NAME"),
-        (("retrain", "--into", "x", "--set", "rollout.max_tokens=9"), "can be set here"),
+        (("retrain", "--into", "x", "--set", "rollout.max_tokens=9"), "can be set in this command"),
         (("retrain", "--into", "a.b"), "must have at most 63 letters"),
         (("lineage",), "give either"),
         (("lineage", "--group", "sums"), "write STREAM:NUMBER"),

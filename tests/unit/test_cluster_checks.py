@@ -218,7 +218,7 @@ def test_addresses_are_tried_and_those_that_do_not_answer_are_named(monkeypatch:
         found = try_addresses(Connection(f"127.0.0.1:{here}"), asked)
         [mute] = try_addresses(Connection("k:1"), [("127.0.0.1", here)])
     assert [bool(one.error) for one in found] == [False, True, True], "the first has just answered"
-    assert mute.error == "it accepts connections, but no broker answers within 0.5 s"
+    assert mute.error == "the address accepts connections, but no broker answers within 0.5 s"
 
     listed = SimpleNamespace(
         brokers={at: SimpleNamespace(host=one.host, port=one.port) for at, one in enumerate(found)}

@@ -163,7 +163,7 @@ def test_a_delta_on_other_weights_is_refused_and_they_stay_as_they_are(pair: tup
     delta = read_delta(encode_delta(base, new, Label()))
     other = changed(base, 0.5, np.random.default_rng(9))
     held = HeldWeights(other)
-    with pytest.raises(WrongBase, match="but those here have"):
+    with pytest.raises(WrongBase, match="but the weights here have"):
         held.apply(delta)
     assert held.weights_hash == hash_weights(held.tensors) == hash_weights(other)
 

@@ -187,7 +187,10 @@ def test_what_an_estimator_raises_names_its_line() -> None:
     ("trainer", "why"),
     [
         ({"advantage": {"use": "gpro"}}, "trainer.advantage: 'gpro' is not known; take one of grpo, "),
-        ({"advantage": {"use": "grpo", "epz": 1}}, "trainer.advantage, grpo: no option 'epz'; it takes eps, std$"),
+        (
+            {"advantage": {"use": "grpo", "epz": 1}},
+            "trainer.advantage, grpo: no option 'epz'; the options are eps, std$",
+        ),
         ({"advantage": {"use": "grpo", "std": "mean"}}, 'std must be "sample" or "population", got \'mean\''),
         (
             {"advantage": {"use": "grpo", "group_by": "task"}},

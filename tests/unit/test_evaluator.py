@@ -173,7 +173,7 @@ def test_a_group_with_names_of_any_length_is_a_dead_letter_and_leaves_no_long_na
         [letter] = found.handle(message)
         dead = codec.decode(letter.value, DeadLetter)
         assert dead.reason == "unusable"
-        assert f"has {LONGEST_NAME + 1} characters, and may have {LONGEST_NAME}" in dead.detail
+        assert f"has {LONGEST_NAME + 1} characters, and may have at most {LONGEST_NAME}" in dead.detail
     assert [row[3] for row in found.fold.snapshot()["open"]] == [1, 2, 3], "those that their headers name are answered"
     assert len(json.dumps(found.fold.snapshot())) < LONGEST_NAME
 

@@ -94,9 +94,9 @@ def test_a_count_that_differs_is_not_to_be_corrected_and_a_setting_is(monkeypatc
     with pytest.raises(TopicDiffers) as raised:
         ensure_topics(Connection("k:1"), [TopicSpec(TOPIC, 8)])
     assert is_told_what_to_do(raised.value)
-    assert "Correct them" not in str(raised.value)
+    assert "Correct the topics" not in str(raised.value)
     wrong.append("retention.ms")
-    with pytest.raises(TopicDiffers, match=r"retention\.ms\. Correct them with Kafka's tools"):
+    with pytest.raises(TopicDiffers, match=r"retention\.ms\. Correct the topics' settings with Kafka's tools"):
         ensure_topics(Connection("k:1"), [TopicSpec(TOPIC, 9)])
 
 

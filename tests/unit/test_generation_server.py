@@ -199,7 +199,7 @@ def test_a_server_that_exits_says_so_with_the_end_of_its_log(tmp_path: Path) -> 
     ):
         server = build(tmp_path, code)
         with pytest.raises(
-            EngineAway, match=rf"(?s)solver-0 does not start: .*exited with 1 while starting: {said} \(log: "
+            EngineAway, match=rf"(?s)solver-0 does not start: .*exited with code 1 while starting: {said} \(log: "
         ):
             server.serve(ServedWeights(0, tmp_path))
         assert "does not start" in server.trouble

@@ -64,7 +64,15 @@ def test_a_stream_that_was_closed_costs_the_log_and_not_the_process() -> None:
 
 
 def test_a_warning_of_a_command_that_answers_is_a_sentence() -> None:
-    killed = {"event": "server.killed", "level": "warning", "server": "broker", "why": "it did not stop within 30 s"}
+    killed = {
+        "event": "server.killed",
+        "level": "warning",
+        "server": "broker",
+        "why": "the broker did not stop within 30 s",
+    }
 
-    assert render_sentence(None, "", killed) == "warning: server killed: it did not stop within 30 s (server=broker)"
+    assert (
+        render_sentence(None, "", killed)
+        == "warning: server killed: the broker did not stop within 30 s (server=broker)"
+    )
     assert render_sentence(None, "", {"event": "run.over"}) == "warning: run over"

@@ -384,7 +384,7 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
         ({"use": "decoupled_ppo", "behaviour_lower": 6}, "behaviour_lower must not be above behaviour_upper, got 6"),
         ({"correction": {"use": "tis", "level": "word"}}, "level must be token or sequence"),
         ({"correction": {"use": "rejection", "level": "word"}}, "level must be one of token, sequence, geometric"),
-        ({"correction": {"use": "veto", "high": 3}}, "no option 'high'; it takes low"),
+        ({"correction": {"use": "veto", "high": 3}}, "no option 'high'; the options are low"),
         ({"kl": {"place": "reward", "unbiased": True}}, "unbiased has no meaning"),
     ],
 )

@@ -32,7 +32,7 @@ def test_values_of_the_right_kind_pass_and_others_are_the_functions_to_judge(opt
         ({"depth": 1.0}, "depth must be an integer, got 1.0"),
         ({"depth": False}, "depth must be an integer, got False"),
         ({"fast": 1}, "fast must be true or false, got 1"),
-        ({"cup": 1}, "no option 'cup'; it takes cap, depth, fast$"),
+        ({"cup": 1}, "no option 'cup'; the options are cap, depth, fast$"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_by_key_and_value(options: dict[str, Any], said: str) -> None:

@@ -113,7 +113,7 @@ def test_a_store_that_is_silent_is_told_after_one_timeout(attempts: list[str]) -
 @pytest.mark.parametrize("body", [DATA[:-1], DATA + b"!", b"x" * len(DATA), b""])
 def test_wrong_bytes_are_refused(body: bytes, tmp_path: Path) -> None:
     with answering(200, body) as store:
-        with pytest.raises(ObjectCorrupt, match="but its record says"):
+        with pytest.raises(ObjectCorrupt, match="but the record that names it says"):
             store.get("k", SHA256, len(DATA))
         with pytest.raises(ObjectCorrupt):
             store.get_to_file("k", SHA256, len(DATA), tmp_path / "file")

@@ -245,7 +245,7 @@ def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[curated(number) for number in range(4)]])
     for asked, sentence in (
         (TrainingRequest(policy="other"), "the run has no policy other: give --policy with one of solver"),
-        (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be set here"),
+        (TrainingRequest(sets=("rollout.max_tokens=9",)), "can be set in this command"),
         (
             TrainingRequest(sets=("trainer.groups_per_batch=98",)),
             "a batch needs 98. Make batches smaller with --set policies.solver.trainer.groups_per_batch=N$",

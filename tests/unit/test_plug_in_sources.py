@@ -161,7 +161,7 @@ def test_another_source_is_refused_with_name_path_both_hashes_and_what_to_do(her
 
     said = str(refused.value)
     assert said.startswith(f"plug-in its_refused:Mine in {file} has source hash {ours[:12]}, but the run uses")
-    assert f" {told[:12]}: bring the run's source here; or, to use this one" in said
+    assert f" {told[:12]}: bring the run's source here; or, to use this source" in said
     assert said.endswith("--new-recipe")
     assert OtherSource.exit_code == 2
 

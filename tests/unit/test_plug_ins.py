@@ -195,7 +195,7 @@ def test_an_installed_module_that_hides_the_users_is_told(tmp_path: Path, here: 
     sys.path.insert(0, str(tmp_path))
 
     with pytest.raises(
-        UnknownAlgorithm, match=r"has no 'Mine' \(.*\); it hides your .*, because modules installed"
+        UnknownAlgorithm, match=r"has no 'Mine' \(.*\); another .* hides your .*: modules installed"
     ) as refused:
         load_chain([("mine_hidden:Mine", {})])
 

@@ -167,7 +167,7 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
     [
         ({"use": "ppo", "dual_clip": 0.5}, "dual_clip must be above 1"),
         ({"aggregation": {"length": 3}}, "aggregation: `use` is missing"),
-        ({"kl": {"beta": 1}}, "kl: no option 'beta'; it takes "),
+        ({"kl": {"beta": 1}}, "kl: no option 'beta'; the options are "),
         ({"kl": {"weight": math.inf}}, "kl: weight must be"),
         ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is not a number \(nan\)"),
         ({"use": "sapo", "tau_positive": math.inf}, "sapo: tau_positive and tau_negative must be above 0 and finite"),

@@ -307,13 +307,13 @@ def test_an_anchor_of_several_files_is_read_as_one() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda shards: shards[:1], "do not agree on file model-00002"),
-        (lambda shards: (shards[0], replace(shards[1], claim=None)), "do not agree on file model-00002"),
+        (lambda shards: shards[:1], "only one of them names file model-00002"),
+        (lambda shards: (shards[0], replace(shards[1], claim=None)), "only one of them names file model-00002"),
         (
             lambda shards: (shards[0], replace(shards[1], claim=shards[0].claim)),
             "do not agree on whether .* holds tensor 'a'",
         ),
-        (lambda shards: (*shards, replace(shards[1], name="../other")), "do not agree on file ../other"),
+        (lambda shards: (*shards, replace(shards[1], name="../other")), "only one of them names file ../other"),
     ],
     ids=["one too few", "one without an object", "one twice", "one too many"],
 )

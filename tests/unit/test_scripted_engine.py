@@ -101,7 +101,7 @@ def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
         ({"tokens": [], "difficulties": []}, "must have the same number of values"),
         ({"tokens": [4, 1]}, "tokens must be at least 2"),
         ({"seconds_per_token": -1.0}, "seconds_per_token at least 0"),
-        ({"latency": 1.0}, "rollout.engine, scripted: no option 'latency'; it takes .*tokens"),
+        ({"latency": 1.0}, "rollout.engine, scripted: no option 'latency'; the options are .*tokens"),
         ({"rate": "fast"}, "rate must be a number, got 'fast'"),
         ({"tokens": 4}, r"scripted: tokens must be a list of numbers, as in \[4, 32\]; got 4$"),
         ({"difficulties": ["easy", "hard"]}, "difficulties must be a list of numbers"),

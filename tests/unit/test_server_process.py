@@ -63,7 +63,7 @@ def test_a_server_that_lacks_what_it_starts_with_is_tried_again_as_one_that_does
     for _ in range(4):
         restarter.revive_if_due(broker)
     assert said[1:] == [
-        "the broker does not start: no network\nThe run waits, and starts the server again until it runs",
+        "the broker does not start: no network\nThe run waits, and tries to start the server until it runs",
         "the broker runs again: the run goes on",
     ]
 

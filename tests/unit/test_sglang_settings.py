@@ -30,7 +30,10 @@ def refusal(engine: str, *words: str) -> str:
 @pytest.mark.parametrize(
     ("engine", "why"),
     [
-        ("serves=2", "rollout.engine, sglang: no option 'serves'; it takes servers, devices, evaluation_servers"),
+        (
+            "serves=2",
+            "rollout.engine, sglang: no option 'serves'; the options are servers, devices, evaluation_servers",
+        ),
         ('servers="two"', "servers must be a whole number, got 'two'"),
         ("servers=0", "servers must be 1 or more; got 0"),
         ('arguments="--tp 2"', 'arguments must be a list of strings, as in ["--tp", "2"]; got'),

@@ -61,7 +61,7 @@ def test_what_makes_a_task_unplayable_is_named_and_nothing_else() -> None:
     assert list_unusable(replace(good, n_asked=0)) == [f"n_asked is 0, and must be from 1 to {MOST_EPISODES}"]
     assert list_unusable(replace(good, number=-1, tier="t" * (LONGEST_NAME + 1))) == [
         "number is -1, and must be 0 or more",
-        f"tier has {LONGEST_NAME + 1} characters, and may have {LONGEST_NAME}",
+        f"tier has {LONGEST_NAME + 1} characters, and may have at most {LONGEST_NAME}",
     ]
 
 

@@ -303,7 +303,7 @@ def test_selectors_are_found_by_name_or_as_package_and_name() -> None:
     try:
         found = load_selector(Named.model_validate({"use": "own_selectors:Picky", "wanted": ["a"]}), 1)
         assert found.select(Problem("a", "?"))
-        with pytest.raises(UsageError, match=r"own_selectors:Picky: no option 'size'; it takes wanted$"):
+        with pytest.raises(UsageError, match=r"own_selectors:Picky: no option 'size'; the options are wanted$"):
             load_selector(Named.model_validate({"use": "own_selectors:Picky", "size": 3}), 1)
     finally:
         del sys.modules["own_selectors"]

@@ -273,7 +273,10 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
             assert exits.get(timeout=PATIENCE_S) == os.EX_TEMPFAIL
             told = read_end(tmp_path / "train.end")
             assert told is not None
-            assert (told.exit_code, told.lines) == (75, ["error: committing a transaction has not returned for 0.01 s"])
+            assert (told.exit_code, told.lines) == (
+                75,
+                ["error: committing a transaction has not returned for 0.01 s: this process ends"],
+            )
         finally:
             returns.set()
             committing.join()

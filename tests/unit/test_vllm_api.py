@@ -183,7 +183,7 @@ def test_each_server_draws_by_a_seed_of_its_own() -> None:
 
 def test_a_recipe_is_told_what_vllm_takes() -> None:
     for words, why in (
-        ("serves=2", "rollout.engine, vllm: no option 'serves'; it takes servers, .*python"),
+        ("serves=2", "rollout.engine, vllm: no option 'serves'; the options are servers, .*python"),
         ("servers=1", "no program 'python9'"),
     ):
         with pytest.raises(UsageError, match=why):
