@@ -58,7 +58,7 @@ def load_environment(name: str, seed: int, settings: Mapping[str, Any]) -> Envir
         bound = inspect.signature(build).bind(seed=seed, **given)
     except TypeError as error:
         takes = _list_parameters(build, [key for key in given if f"'{key}'" in str(error)])
-        raise EnvironmentSettingsError(f"environment {name}: {error}; it takes {takes}") from error
+        raise EnvironmentSettingsError(f"environment {name}: {error}; the settings are {takes}") from error
     try:
         environment = build(*bound.args, **bound.kwargs)
     except (Exception, SystemExit) as error:
@@ -168,4 +168,4 @@ def _list_parameters(build: Any, like: Sequence[str]) -> str:
     names = [name for name in inspect.signature(build).parameters if name not in ("self", "seed")]
     for wrong in like[:1]:
         names = difflib.get_close_matches(wrong, names, n=len(names) or 1, cutoff=0.0)
-    return ", ".join(names) or "no settings"
+    return ", ".join(names) or "(none)"

@@ -62,8 +62,8 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
     try:
         inspect.signature(build).bind(**settings)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(build).parameters) or "no settings"
-        raise ValueError(f"scorer {name}: {error}; it takes {takes}") from error
+        takes = ", ".join(inspect.signature(build).parameters) or "(none)"
+        raise ValueError(f"scorer {name}: {error}; the settings are {takes}") from error
     check_kinds(f"scorer {name}", build, settings)
     try:
         built: Scorer | Judge = build(**settings)

@@ -468,8 +468,8 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         ({"scorers": ["exact"]}, "scorers must be a table of scorers by name"),
         ({"path": 7}, "path must be a text"),
         ({"scorer": 7}, "a scorer must be a name or a table with `use`"),
-        ({"scorer": {"use": "numeric", "tolerence": 1}}, "scorer numeric: .*tolerence.*it takes tolerance"),
-        ({"colums": {}}, "colums.*it takes columns, "),
+        ({"scorer": {"use": "numeric", "tolerence": 1}}, "scorer numeric: .*tolerence.*the settings are tolerance"),
+        ({"colums": {}}, "colums.*the settings are columns, "),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], words: str) -> None:
