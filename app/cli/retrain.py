@@ -88,9 +88,9 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
                 found = train_again(opened.run, policy_variant, (begin, end), tell)
             else:
-                from headrace.ops.offline.experiment import experiment
+                from headrace.ops.offline.experiment import train_experiment
 
-                found = experiment(opened.run, policy_variant, (into, tuple(sets or ())), (begin, end), tell)
+                found = train_experiment(opened.run, policy_variant, (into, tuple(sets or ())), (begin, end), tell)
         page = partial(retrain_page, program=program_name(), where=_name_options(into or "", run, data))
         print_answer(found, page, as_json=as_json)
     if any(version.equal is False for version in found.versions) and into is None:

@@ -77,7 +77,7 @@ class UpRequest:
 def up(request: UpRequest, console: Console) -> int:
     """Start or resume the run of a recipe, and follow it to its end; return the exit code. Raises HeadraceError."""
     folder = DataFolder(request.data)
-    request = _apply_branch(request, folder)  # before the checks, as they must see the recipe that begins
+    request = _begin_at_branch(request, folder)  # before the checks, as they must see the recipe that begins
     looked = check_before_start(request.recipe, folder, request.summary)
     for doubt in looked.doubts:
         say(console, escape(doubt), "yellow")
@@ -112,7 +112,7 @@ def up(request: UpRequest, console: Console) -> int:
                     launch.stop(STOP_WITHIN_S)
 
 
-def _apply_branch(request: UpRequest, folder: DataFolder) -> UpRequest:
+def _begin_at_branch(request: UpRequest, folder: DataFolder) -> UpRequest:
     """Return a request whose recipe begins with what `--branch` names, copied into its folder. Raises UsageError.
 
     A run that began as a branch continues as one, with or without `--branch`.
@@ -192,7 +192,7 @@ class Launcher:
         else:
             if not early:
                 self._start_components()
-            rest = self._show_until_drained(run)
+            rest = self._supervise_until_drained(run)
             self._run = None
             self._end_components()
             self._record_state(run, finished=not rest)
@@ -259,7 +259,7 @@ class Launcher:
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
-    def _show_until_drained(self, run: Run) -> str:
+    def _supervise_until_drained(self, run: Run) -> str:
         """Show the run until it has drained, or nothing more is expected; return in words what is missing."""
         from headrace.app.views.live import LivePage
 

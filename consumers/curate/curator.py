@@ -192,7 +192,7 @@ class CuratorPartition:
         try:
             results = chain.process(Candidate.of(group), self._clock)
         except AlgorithmFailed as error:
-            return self._report_failure(message, stamp, error)
+            return self._conclude_failed_group(message, stamp, error)
         self._failures = 0
         outgoing = self._build_messages(results, group, message.value)
         self._replayable.forget_unheld(first, chain)
@@ -201,7 +201,7 @@ class CuratorPartition:
             log.info("chain.ended", revision=name, partition=self._partition)
         return outgoing
 
-    def _report_failure(self, message: Message, stamp: Stamp, error: AlgorithmFailed) -> list[Outgoing]:
+    def _conclude_failed_group(self, message: Message, stamp: Stamp, error: AlgorithmFailed) -> list[Outgoing]:
         """Return the dead letter of a group for which an algorithm failed. Raises ChainError for too many in a row.
 
         The snapshot that follows a dead letter keeps the chain's state changes from before the failure.

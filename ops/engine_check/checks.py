@@ -124,7 +124,7 @@ async def check_context(subject: Subject) -> str:
 
 async def check_deadline(subject: Subject) -> str:
     """Check that a request whose deadline passes ends as cancelled, with the tokens made so far."""
-    most = Sampling(max_tokens=subject.most_tokens)
+    most = Sampling(max_tokens=subject.most_generated_tokens)
     prompt = subject.draw_prompt(5)
     began = time.monotonic()
     made = await subject.generate(prompt, most, deadline_s=0.0)
@@ -147,7 +147,7 @@ async def check_deadline(subject: Subject) -> str:
 async def check_cancelling(subject: Subject) -> str:
     """Check that a request whose task is cancelled frees its slot."""
     before = subject.engine.stats()
-    most = Sampling(max_tokens=subject.most_tokens)
+    most = Sampling(max_tokens=subject.most_generated_tokens)
     task = asyncio.create_task(subject.generate(subject.draw_prompt(6), most))
     await subject.wait_until(lambda now: now.running + now.waiting > before.running + before.waiting or task.done())
     task.cancel()
@@ -204,14 +204,14 @@ async def _swap_and_ask(subject: Subject) -> list[Answered]:
 
 
 async def _ask_until(subject: Subject, number: int, is_over: Callable[[], bool]) -> list[Answered]:
-    found, sampling = [], Sampling(max_tokens=min(200, subject.most_tokens))
+    found, sampling = [], Sampling(max_tokens=min(200, subject.most_generated_tokens))
     while not is_over():
         prompt = subject.draw_prompt(20 + number)
         found.append((prompt, await subject.generate(prompt, sampling, number)))
     return found
 
 
-async def check_prefix_cache(subject: Subject) -> str:
+async def check_prefix_cache_after_swap(subject: Subject) -> str:
     """Check that the cache of a prompt is not used after a swap."""
     prompt, sampling = subject.draw_prompt(7) * 2, Sampling(max_tokens=16)
     for _ in range(2):
@@ -260,7 +260,7 @@ async def check_counters(subject: Subject) -> str:
 
 async def check_closing(subject: Subject) -> str:
     """Check that closing ends open requests and refuses later ones, with EngineError."""
-    most = Sampling(max_tokens=subject.most_tokens)
+    most = Sampling(max_tokens=subject.most_generated_tokens)
     task = asyncio.create_task(subject.generate(subject.draw_prompt(9), most))
     await asyncio.sleep(0)
     await call_in_thread(subject.engine.close)
@@ -285,7 +285,7 @@ CHECKS: dict[str, Check] = {
     "deadline": check_deadline,
     "cancelling": check_cancelling,
     "swaps": check_swaps,
-    "prefix cache": check_prefix_cache,
+    "prefix cache": check_prefix_cache_after_swap,
     "held versions": check_held_versions,
     "counters": check_counters,
     "closing": check_closing,

@@ -78,7 +78,7 @@ class Subject:
         self.version = following
 
     @property
-    def most_tokens(self) -> int:
+    def most_generated_tokens(self) -> int:
         """Tokens of the longest generation that the checks request, after a prompt of usual length."""
         return min(self.weights.context or LONGEST, LONGEST) - self.prompt_tokens
 

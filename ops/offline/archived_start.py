@@ -70,7 +70,7 @@ def load_start(archive: Archive, policy: str, recipe: Recipe, folder: str | None
         LineageBroken: The checkpoint cannot be read.
     """
     source = archive if folder is None else Archive(folder) if is_archive(folder) else None
-    found = _start_at_checkpoint(source, policy, recipe) if source is not None else None
+    found = _start_at_oldest_checkpoint(source, policy, recipe) if source is not None else None
     if found is not None:
         return found
     if source is not None and folder is not None:
@@ -78,7 +78,7 @@ def load_start(archive: Archive, policy: str, recipe: Recipe, folder: str | None
     return _start_from_model(archive, policy, recipe, folder)
 
 
-def _start_at_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
+def _start_at_oldest_checkpoint(source: Archive, policy: str, recipe: Recipe) -> Start | None:
     history = read_history(source, policy)
     if not history.checkpoints or not history.files:
         return None

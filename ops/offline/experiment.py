@@ -65,8 +65,9 @@ class Experiment:
     """A new run, trained with other settings on the batches of another run."""
 
     run: str
-    """The new run."""
+    """The run whose batches it was trained on."""
     into: str
+    """The new run."""
     policy: str
     from_: int
     """Version of the checkpoint that the experiment began at."""
@@ -80,7 +81,7 @@ class Experiment:
     ok: bool
 
 
-def experiment(
+def train_experiment(
     run: Run,
     policy: str | None,
     changes: Changes,

@@ -151,7 +151,7 @@ class SlotCache(Cache):
             layer.wipe(first)
 
 
-def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+def place_on_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Return the array as a tensor on a device. On the CPU it shares the memory of the array."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

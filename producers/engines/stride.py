@@ -13,7 +13,7 @@ import torch
 from headrace.producers.engines.batch import BatchRows
 from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import Sampling
-from headrace.producers.engines.kv_slots import SlotCache, copy_to_device
+from headrace.producers.engines.kv_slots import SlotCache, place_on_device
 from headrace.producers.engines.sampler import Draw, Filters, sample
 
 STRIDE = 32
@@ -26,13 +26,13 @@ class Stride:
         tokens, positions = rows.last_tokens()
         count = min(STRIDE, int((rows.limit - rows.length)[: len(rows)].min()))
         self._lm, self._cache, self._draw = lm, cache, draw
-        self._ids = copy_to_device(tokens, lm.device)[:, None]
-        self._positions = copy_to_device(positions, lm.device)[:, None]
-        self._cells = copy_to_device(cache.cells(positions), lm.device)
+        self._ids = place_on_device(tokens, lm.device)[:, None]
+        self._positions = place_on_device(positions, lm.device)[:, None]
+        self._cells = place_on_device(cache.cells(positions), lm.device)
         self._width = int(positions.max()) + 1
-        self._uniforms = list(copy_to_device(rows.uniforms(count), lm.device))
+        self._uniforms = list(place_on_device(rows.uniforms(count), lm.device))
         stop = rows.stop[: len(rows)]
-        self._stop = copy_to_device(stop, lm.device) if stop.max() >= 0 else None
+        self._stop = place_on_device(stop, lm.device) if stop.max() >= 0 else None
         self._tokens: list[torch.Tensor] = []
         self._logprobs: list[torch.Tensor] = []
         self._routing: list[torch.Tensor] = []

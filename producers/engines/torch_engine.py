@@ -170,7 +170,7 @@ class TorchEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        return replace(self._sets.count_stats(), busy_s=self._busy_s, swap_s=self._swap_s)
+        return replace(self._sets.count_tokens_and_requests(), busy_s=self._busy_s, swap_s=self._swap_s)
 
     def close(self) -> None:
         """See `Engine.close`. Safe to call twice."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from headrace.producers.engines.batch import BatchRows, Request
 from headrace.producers.engines.causal_lm import CausalLM, Staged, pad_rows
 from headrace.producers.engines.contract import EngineError, Generation
-from headrace.producers.engines.kv_slots import SlotCache, copy_to_device
+from headrace.producers.engines.kv_slots import SlotCache, place_on_device
 from headrace.producers.engines.routing import RoutingRecord
 from headrace.producers.engines.sampler import Draw
 from headrace.producers.engines.stride import Stride, choose_draw
@@ -123,8 +123,8 @@ class WeightSet:
                 distinct = {prefix.tobytes(): prefix for prefix in prefixes[begin:end]}
                 order = {key: row for row, key in enumerate(distinct)}
                 share = np.array([order[prefix.tobytes()] for prefix in prefixes[begin:end]])
-                self._cache.expect_prefill(first + begin, copy_to_device(share, self.lm.device), width)
-                self.lm.fill(copy_to_device(pad_rows(list(distinct.values()), width), self.lm.device), self._cache)
+                self._cache.expect_prefill(first + begin, place_on_device(share, self.lm.device), width)
+                self.lm.fill(place_on_device(pad_rows(list(distinct.values()), width), self.lm.device), self._cache)
                 if self.lm.routing is not None and not is_again:
                     # A recomputed token keeps its first experts, which predicted the token after it.
                     self._keep_routing(self.lm.routing, first + begin, share, width)

@@ -75,7 +75,7 @@ class WeightSets:
         """Undo one hold; the unused set stays in memory until another hold needs the memory. Raises VersionGone."""
         self.find_for_request(policy, version).holds -= 1
 
-    def count_stats(self) -> EngineStats:
+    def count_tokens_and_requests(self) -> EngineStats:
         """Return the tokens and requests of all sets, also of removed sets; times are 0."""
         sets, gone = self.list_sets(), self._retired
         return replace(

@@ -126,7 +126,7 @@ def build_batch_sequences(groups: Iterable[PreparedGroup], settings: TrainerSett
     """
     batch = list(groups)
     if not all(group.has_advantages for group in batch):
-        return _add_advantages(batch, settings)
+        return _build_sequences_with_advantages(batch, settings)
     return [replace(sequence, group=index) for index, group in enumerate(batch) for sequence in group.sequences]
 
 
@@ -136,13 +136,13 @@ def compute_or_check_advantages(group: PreparedGroup, settings: TrainerSettings)
     The returned group has its advantages, unless they depend on the other groups of its batch: then they were computed
     only as a check. Raises as `build_batch_sequences`.
     """
-    sequences = _add_advantages([group], settings)
+    sequences = _build_sequences_with_advantages([group], settings)
     if load_estimator(settings).whole_batch:
         return group
     return replace(group, sequences=tuple(sequences), has_advantages=True)
 
 
-def _add_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
+def _build_sequences_with_advantages(batch: list[PreparedGroup], settings: TrainerSettings) -> list[TrainingSequence]:
     """Return a batch's sequences with their advantages; only this function computes them.
 
     At the end each group's weight scales them, as importance weights scale the gradient of a prioritised replay (Schaul
