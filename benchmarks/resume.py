@@ -100,7 +100,7 @@ def records(topics: Topics, groups: int) -> Iterator[Outgoing]:
             positions=tuple(Position(partition, offset) for partition, offset in read.items()),
             metrics={f"metric_{i}": 0.5 for i in range(30)},
         )
-        offsets.conclude(batch)
+        offsets.note_concluded(batch)
         yield Outgoing(topics.batches("solver"), codec.encode(batch), b"", partition=0)
         if version % CHECKPOINT_EVERY == 0:
             first = dict.fromkeys(read, (begin + BATCH) // PARTITIONS)

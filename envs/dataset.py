@@ -144,7 +144,13 @@ class Dataset:
                 "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
             )
         self._layout = Layout(
-            named, built, tuple(keep), _compile(answer_pattern), _check_text("system", system), template, instruction
+            named,
+            built,
+            tuple(keep),
+            _compile_answer_pattern(answer_pattern),
+            _check_text("system", system),
+            template,
+            instruction,
         )
         self._lock = threading.Lock()
         self._decks: dict[Split, tuple[_Deck, ...]] = {}
@@ -342,7 +348,7 @@ def _check_text(name: str, value: Any) -> str:
     return value
 
 
-def _compile(pattern: str) -> re.Pattern[str] | None:
+def _compile_answer_pattern(pattern: str) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern) if pattern else None
     except re.error as error:

@@ -146,7 +146,7 @@ class TrainerMessages:
         self.offsets.note_version_offset(offset)
 
     def _build_batch_message(self, record: BatchTrained) -> Outgoing:
-        self.offsets.conclude(record)
+        self.offsets.note_concluded(record)
         key = f"{record.version}".encode()
         return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
 

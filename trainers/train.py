@@ -18,7 +18,7 @@ from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, begin_attempts, stop_on_signals
-from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.store_errors import StoreError
 from headrace.schemas.topics import policy_of
@@ -43,7 +43,7 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
     from headrace.trainers.trainer import Trainer
 
     def train() -> None:
-        joined, watch = join_to_write(address, JOIN_PATIENCE_S, stop), Stopwatch()
+        joined, watch = join_and_write_schemas(address, JOIN_PATIENCE_S, stop), Stopwatch()
         name = joined.resolve(policy, variant)
         bind_to_log(policy=policy_of(name))
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)

@@ -50,7 +50,7 @@ from headrace.infra.run.claimed_groups import fetch_trajectories
 from headrace.infra.run.end_watch import EndWatch
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.group_restore import Membership
-from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.headers import Stamp
@@ -77,7 +77,7 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
 
     for attempt in begin_attempts(stop):
         with attempt:
-            joined = join_to_write(address, JOIN_PATIENCE_S, stop)
+            joined = join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
             name = joined.resolve(policy, variant)
             bind_to_log(policy=policy_of(name))
             transactional_id = f"{joined.topics.curate_group(name)}.{slot or secrets.token_hex(4)}"

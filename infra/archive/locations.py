@@ -88,7 +88,7 @@ class Location(Protocol):
         """Return a path for a growing file."""
         ...
 
-    def add_file(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
+    def move_file_in(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
         """Give a complete file its name, durably. Raises OSError and StoreError."""
         ...
 
@@ -207,7 +207,7 @@ class InFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def add_file(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:  # noqa: ARG002 - it was just written
+    def move_file_in(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:  # noqa: ARG002 - it was just written
         """Rename it."""
         path.replace(self.root / name)
         sync_folder((self.root / name).parent)
@@ -304,7 +304,7 @@ class InStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def add_file(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
+    def move_file_in(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
         """Send the file to the store."""
         stored = StoredObject(f"{self.address.prefix}{name}", sha256, size_bytes)
         with path.open("rb") as file:

@@ -202,7 +202,7 @@ class ArchiveWriter:
         sha256, size = file.close()
         del self._open[partition_id]
         name = f"{_folder(partition_id)}/{file.first_offset:020}-{file.last_offset:020}-{sha256[:16]}.avro"
-        self.location.add_file(file.path, name, sha256, size)
+        self.location.move_file_in(file.path, name, sha256, size)
         series.files.append(
             ArchivedFile(
                 name=name,
@@ -276,7 +276,7 @@ class ArchiveWriter:
         with path.open("rb") as file:
             os.fsync(file.fileno())
         inner = self._find_named(path)
-        self.location.add_file(path, name, claim.sha256, claim.size_bytes)
+        self.location.move_file_in(path, name, claim.sha256, claim.size_bytes)
         return inner
 
     def _find_named(self, path: Path) -> list[ClaimCheck]:

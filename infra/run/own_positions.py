@@ -32,7 +32,7 @@ from headrace.infra.kafka.topic_reader import (
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, begin_attempts, stop_on_signals
-from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas import codec
@@ -144,7 +144,7 @@ def run_alone(component: str, run: str, build: Callable[[Run, TransactionalWrite
     stop = stop_on_signals()
     for attempt in begin_attempts(stop):
         with attempt, ExitStack() as life:  # no variable keeps the component alive after its attempt
-            joined = join_to_write(address, JOIN_PATIENCE_S, stop)
+            joined = join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
             writer = TransactionalWriter(joined.connection, f"{address.run}.{component}", joined.topic_names)
             life.enter_context(closing(writer))
             run_loop(life.enter_context(closing(build(joined, writer))), writer, stop, Stopwatch())

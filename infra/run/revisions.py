@@ -145,7 +145,7 @@ def _refuse_other_adapters(old: Recipe, new: Recipe) -> None:
             )
 
 
-def join_to_write(address: RunAddress, patience_s: float, stop: threading.Event) -> Run:
+def join_and_write_schemas(address: RunAddress, patience_s: float, stop: threading.Event) -> Run:
     """`join` for a component that writes: first puts the schemas of its build on the recipe topic.
 
     Components of an older build look there when they meet an unknown schema. Several processes may write the same

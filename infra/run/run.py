@@ -322,11 +322,11 @@ def list_runs(connection: Connection, patience_s: float) -> list[str]:
     return sorted(run for run, _, kind in parted if kind == "recipe")
 
 
-def require_run(address: RunAddress, names: Collection[str]) -> None:
+def require_run(address: RunAddress, runs: Collection[str]) -> None:
     """Raise NoSuchRun, with the cluster's runs, unless this run is among them."""
-    if address.run not in names:
-        there = f"there are {', '.join(names)}"
-        if not names:
+    if address.run not in runs:
+        there = f"there are {', '.join(runs)}"
+        if not runs:
             there = (
                 "no run has begun there, its topics were deleted, or this user may not see them: `headrace doctor "
                 f"--run {address}` shows the rights that this user lacks"

@@ -96,7 +96,7 @@ class ObjectCache:
 
     def _map_file(self, claim: ClaimCheck, path: Path) -> memoryview:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._hold_lock(path.parent):
+        with self._hold_subfolder_lock(path.parent):
             for _ in range(TRIES):
                 # Other processes remove files without this lock, but an open file stays readable.
                 with suppress(FileNotFoundError), path.open("rb") as file:
@@ -153,31 +153,31 @@ class ObjectCache:
                 total, count = total - size, count - 1
 
     @contextmanager
-    def _hold_lock(self, part: Path) -> Iterator[None]:
+    def _hold_subfolder_lock(self, subfolder: Path) -> Iterator[None]:
         """Hold the lock of a subfolder, which a process loses when it dies.
 
         Raises TimeoutError if its holder makes no progress.
         """
-        with (part / ".lock").open("ab") as file:
-            self._lock(file, part)
+        with (subfolder / ".lock").open("ab") as file:
+            self._lock(file, subfolder)
             yield
 
-    def _lock(self, file: BinaryIO, part: Path) -> None:
-        before, since = self._measure_fetched(part), time.monotonic()
+    def _lock(self, file: BinaryIO, subfolder: Path) -> None:
+        before, since = self._measure_fetched(subfolder), time.monotonic()
         while not take_lock(file.fileno()):
-            if (now := self._measure_fetched(part)) != before:
+            if (now := self._measure_fetched(subfolder)) != before:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > FETCH_STUCK_S:
                 raise TimeoutError(
-                    f"another process holds the lock of {part} and has fetched nothing for {FETCH_STUCK_S:.0f} s; this "
-                    "process fetches from the store instead"
+                    f"another process holds the lock of {subfolder} and has fetched nothing for {FETCH_STUCK_S:.0f} s; "
+                    "this process fetches from the store instead"
                 )
             time.sleep(LOCK_POLL_S)
 
-    def _measure_fetched(self, part: Path) -> dict[str, int]:
+    def _measure_fetched(self, subfolder: Path) -> dict[str, int]:
         """Return the sizes of running fetches."""
         sizes = {}
-        for path in part.glob("*.part"):
+        for path in subfolder.glob("*.part"):
             with suppress(FileNotFoundError):
                 sizes[path.name] = path.stat().st_size
         return sizes

@@ -59,12 +59,12 @@ def read_checked_curated(message: Message, store: ObjectStore | None) -> tuple[C
     group = _decode_group(curated.group, store)
     _check_identity((group.run_id, group.stream, group.number), stamp)
     if group.claim is None:
-        _check_rewards(curated, group)
+        _check_kept_and_rewards(curated, group)
         _check_versions([group.trajectories[index] for index in curated.kept], stamp)
     return curated, group
 
 
-def _check_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
+def _check_kept_and_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
     members = len(group.trajectories)
     if len(curated.rewards) != members or any(not 0 <= index < members for index in curated.kept):
         raise UnfitValue(

@@ -25,7 +25,7 @@ from headrace.infra.kafka.decoding import read_record
 from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions
 from headrace.infra.log import configure_logging, warn_in_sentences
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
-from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.delta import Delta, read_delta
@@ -195,7 +195,7 @@ def compact(opened: OpenedRun, policy: str | None, every: int, stop: threading.E
 
     Returns the result of each policy, as lines of text; none if `stop` was set.
     """
-    run = join_to_write(opened.run.address, JOIN_PATIENCE_S, stop)
+    run = join_and_write_schemas(opened.run.address, JOIN_PATIENCE_S, stop)
     if opened.is_alone:  # its store was started for this command, and its address may differ from the recipe's
         run = replace(run, store_address=opened.run.store_address)
     policies = [run.resolve(policy)] if policy else list(run.recipe.policies)

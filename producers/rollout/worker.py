@@ -29,7 +29,7 @@ from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import Run
 from headrace.producers.engines.contract import capabilities_of
 from headrace.producers.engines.registry import import_engine
@@ -199,7 +199,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
     stop = stop_on_signals()
     for attempt in begin_attempts(stop):
         with attempt:
-            joined = join_to_write(address, JOIN_PATIENCE_S, stop)
+            joined = join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
             threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()
             playing = build(joined, workflow, worker, region, concurrency)
             with Watchdog() as watchdog:

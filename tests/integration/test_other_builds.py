@@ -15,7 +15,7 @@ from said import say
 from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.run.revisions import join_to_write
+from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import Run, join, read_revisions
 from headrace.infra.store.object_store import ObjectStore
 from headrace.schemas import codec
@@ -79,7 +79,7 @@ def test_a_build_tells_its_schemas_once_and_changes_nothing_else_by_it(
     before = read_revisions(run.address)
 
     for _ in range(2):
-        join_to_write(run.address, 0, threading.Event())
+        join_and_write_schemas(run.address, 0, threading.Event())
 
     joined = join(run.address)
     assert read_revisions(run.address) == before

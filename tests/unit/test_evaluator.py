@@ -48,7 +48,7 @@ def test_an_evaluator_fences_any_other_before_it_reads_where_that_one_was(monkey
     run = SimpleNamespace(connection=Connection("nowhere:1"), topic_names=())
     monkeypatch.setattr(own_positions, "configure_logging", lambda *_, **__: None)
     monkeypatch.setattr(own_positions, "stop_on_signals", lambda: stop)
-    monkeypatch.setattr(own_positions, "join_to_write", lambda *_: run)
+    monkeypatch.setattr(own_positions, "join_and_write_schemas", lambda *_: run)
     monkeypatch.setattr(own_positions, "TransactionalWriter", write)
     monkeypatch.setattr(evaluators, "open_evaluator", read)
     monkeypatch.setattr(own_positions, "run_loop", run_loop)

@@ -45,11 +45,11 @@ class Log:
                 ends[partition] += 1
             if self.rng.random() < 0.3:
                 gone = window.pop(self.rng.randrange(len(window)))
-                offsets.conclude(self._write(-1, ends, (), (gone,)))
+                offsets.note_concluded(self._write(-1, ends, (), (gone,)))
             kept = [one for one in window if one[1] % 40 == 0 and ends[one[0]] - one[1] < 150]
             batch = tuple(one for one in window if one not in kept)
             window = kept if self.rng.random() < 0.9 else []  # what is dropped here was never concluded
-            offsets.conclude(self._write(version, ends, batch, ()))
+            offsets.note_concluded(self._write(version, ends, batch, ()))
             if version % 7 == 0:
                 needed = {p: min([end, *(o for at, o in window if at == p)]) for p, end in ends.items()}
                 self._checkpoint(version, needed, offsets.find_first_needed(needed))

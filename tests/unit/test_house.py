@@ -322,8 +322,10 @@ def test_every_target_of_make_that_a_page_names_is_one() -> None:
     targets |= {f"test-{subject}" for subject in SUBJECTS}
 
     for page in PAGES:
-        code = re.findall(r"`(make [^`\n]+)`|^(make .+)$", page.read_text(), re.MULTILINE)
-        named = {match[1] for one in code if (match := re.match(r"make ([a-z-]+)", one[0] or one[1]))}
+        text = page.read_text()
+        blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
+        code = re.findall(r"`(make [^`\n]+)`", text) + re.findall(r"^(make .+)$", "\n".join(blocks), re.MULTILINE)
+        named = {match[1] for one in code if (match := re.match(r"make ([a-z-]+)", one))}
         assert not named - targets, page
 
 

@@ -296,7 +296,10 @@ def choose_attention(device: torch.device, dtype: torch.dtype) -> list[SDPBacken
 
 @contextmanager
 def deterministic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Use deterministic algorithms, also for attention: equal inputs give bit-equal results on equal machines."""
+    """Use deterministic algorithms, also for attention: equal inputs give bit-equal results on equal machines.
+
+    A GPU becomes this thread's current device, and stays it afterwards.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread
     before = torch.are_deterministic_algorithms_enabled()

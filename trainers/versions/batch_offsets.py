@@ -37,8 +37,8 @@ class BatchOffsets:
     def __post_init__(self) -> None:
         self._newest = _Section(self.begin)
 
-    def conclude(self, record: BatchTrained) -> None:
-        """Take in a record that was read or is being written."""
+    def note_concluded(self, record: BatchTrained) -> None:
+        """Take in the groups that a record, read or being written, concludes."""
         evicted = (eviction.group for eviction in record.evictions if eviction.group)
         last = self._newest.concluded
         for use in (*record.groups, *evicted):

@@ -190,7 +190,7 @@ class _Fold:
     def _fold_batch(self, batch: BatchTrained, offset: int) -> None:
         history, newest = self._history, self._history.checkpoint if self._recent else None
         history.last = batch
-        history.offsets.conclude(batch)
+        history.offsets.note_concluded(batch)
         positions = {} if newest is None else {one.partition: one.offset for one in newest.positions}
         evicted = [eviction.group for eviction in batch.evictions if eviction.group]
         history.concluded.update(

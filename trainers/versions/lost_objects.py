@@ -22,7 +22,7 @@ FIRST_CHECK_S, LONGEST_PAUSE_S = 10.0, 600.0
 """Seconds without a group before the first check; the pause doubles after each check, up to the second value."""
 
 
-def find_lost_object(
+def describe_first_damage(
     store: ObjectStore, events: Sequence[WeightsPublished], *, read: bool = False, apply: bool = False
 ) -> str:
     """Describe the first lost or damaged object; return an empty text if all are good. Raises StoreUnavailable.

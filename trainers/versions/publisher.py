@@ -33,7 +33,7 @@ from headrace.trainers.learner.checkpoint import Stored, Storing
 from headrace.trainers.learner.device_changes import choose_change_finder
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.versions.history import WeightStretch
-from headrace.trainers.versions.lost_objects import find_lost_object
+from headrace.trainers.versions.lost_objects import describe_first_damage
 
 log = structlog.get_logger()
 
@@ -128,14 +128,14 @@ class VersionUploader:
         store is checked; reports of workers are not used. Raises StoreUnavailable.
 
         Args:
-            read: As in `find_lost_object`.
+            read: As in `describe_first_damage`.
             apply: As there.
             given_up: As in `upload_version`.
         """
         base = self.base
         if base is None:
             return None
-        lost = find_lost_object(self._run.store, base.stretch.events, read=read, apply=apply)
+        lost = describe_first_damage(self._run.store, base.stretch.events, read=read, apply=apply)
         if not lost:
             return None
         log.error(
