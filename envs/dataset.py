@@ -120,7 +120,7 @@ class Dataset:
             raise ValueError(  # noqa: TRY004 - a bad setting is a ValueError
                 f'scorers must be a table of scorers by name, as in {{ code = "my_tests:run" }}; got {scorers!r}'
             )
-        named_texts = {"split": split, "config": config, "revision": revision, "template": template}
+        named_texts = {"split": split, "config": config, "revision": revision, "system": system, "template": template}
         for name, text in {**named_texts, "instruction": instruction or "", "answer_pattern": answer_pattern}.items():
             _check_text(name, text)
         self._source = Source(_check_text("path", path), split, config, revision)
@@ -144,13 +144,7 @@ class Dataset:
                 "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
             )
         self._layout = Layout(
-            named,
-            built,
-            tuple(keep),
-            _compile_answer_pattern(answer_pattern),
-            _check_text("system", system),
-            template,
-            instruction,
+            named, built, tuple(keep), _compile_answer_pattern(answer_pattern), system, template, instruction
         )
         self._lock = threading.Lock()
         self._decks: dict[Split, tuple[_Deck, ...]] = {}
