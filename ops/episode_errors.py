@@ -43,7 +43,8 @@ class ErrorSeen:
         """The error in one line, with its count and where it happened first."""
         if self.component:
             records = "1 record is a dead letter" if self.count == 1 else f"{self.count:,} records are dead letters"
-            task = f"; one of task {self.stream}:{self.number}" if self.stream else ""
+            one = "of" if self.count == 1 else "one of"
+            task = f"; {one} task {self.stream}:{self.number}" if self.stream else ""
             return f"{records} of {self.component} ({self.reason}): {self.detail}{task}"
         held_out = "held-out " if self.version >= 0 else ""
         episodes = f"1 {held_out}episode" if self.count == 1 else f"{self.count:,} {held_out}episodes"
@@ -52,7 +53,8 @@ class ErrorSeen:
         task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
         if self.has_traceback:
             task += f", with its traceback: `headrace lineage --group {self.stream}:{self.number}`"
-        return f"{episodes} failed: {describe_error(self.first)}; one in task {task}"
+        one = "in" if self.count == 1 else "one in"
+        return f"{episodes} failed: {describe_error(self.first)}; {one} task {task}"
 
     @property
     def first(self) -> EpisodeError:

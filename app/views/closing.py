@@ -124,7 +124,7 @@ def suggest_commands(summary: Summary, program: str, again: str) -> Text:
         ("check in topics and store that nothing was lost", f"{program} audit --data {folder}"),
         *([best] if summary.ended == EARLY_STOP else []),
         *_suggest_continuing(summary, again),
-        ("remove what the run left in its folder", f"{program} clean --data {folder}"),
+        ("delete all data of the run in this folder", f"{program} clean --data {folder}"),
     ):
         text.append(f"  # {why}\n", style="dim").append(f"  {command}\n", style="bold")
     return text

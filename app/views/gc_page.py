@@ -44,7 +44,8 @@ def gc_page(done: Collected) -> RenderableType:
 def _describe_retired(one: RetiredVersions, *, dry_run: bool) -> str:
     ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in one.versions)
     versions = "version" if ranges.isdecimal() else "versions"
-    return f"{'would be retired' if dry_run else 'retired'}: {one.what} of {one.policy}, {versions} {ranges}"
+    marked = "would be marked as retired" if dry_run else "marked as retired"
+    return f"{one.what} of {one.policy}, {versions} {ranges}: {marked}, so that the audit does not miss the objects"
 
 
 def _format_age(seconds: float) -> str:

@@ -176,7 +176,9 @@ def _build_numbers_table(moment: Moment) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    wasted = f" · {figures.wasted_tokens / max(1, figures.tokens):.1%} wasted" if figures.wasted_tokens else ""
+    wasted = (
+        f" · {figures.wasted_tokens / max(1, figures.tokens):.1%} of all tokens wasted" if figures.wasted_tokens else ""
+    )
     table.add_row("speed", f"{moment.rates.samples:,.0f} trajectories/s · {moment.rates.tokens:,.0f} tokens/s{wasted}")
     for policy, pulse in moment.pulse.policies.items():
         table.add_row(_make_label("step", policy, moment.recipe), _describe_step(pulse))

@@ -182,7 +182,7 @@ def _check_own_state(name: str, algorithm: Algorithm, state: Any) -> None:
     try:
         check_state(algorithm, state)
     except WrongResult as wrong:
-        raise ChainError(f"algorithm {name} could not continue after a restart: {wrong}") from wrong
+        raise ChainError(f"algorithm {name} would not get its state back after a restart: {wrong}") from wrong
 
 
 def load_chain(named: Sequence[tuple[str, Mapping[str, Any]]], seed: int = 1) -> Chain:

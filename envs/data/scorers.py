@@ -144,7 +144,9 @@ def _wrap_function(name: str, function: Callable[..., Any], settings: Mapping[st
     try:
         inspect.signature(function).bind("problem", "text", **settings)
     except TypeError as error:
-        raise ValueError(f"scorer {name}: {error}; it is called as function(problem, text, **settings)") from error
+        raise ValueError(
+            f"scorer {name}: {error}; it is called with problem, text, and the other keys of its table as keywords"
+        ) from error
     return Scorer(partial(function, **settings), needs_answer=False)
 
 

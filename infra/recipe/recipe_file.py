@@ -50,7 +50,7 @@ SECRET_TABLES = (["kafka"], ["kafka", "client"], ["store"])
 SECRET_HINTS = {
     "access_key": f"set {ACCESS_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
     "secret_key": f"set {SECRET_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
-    "password": f"set {KAFKA_CLIENT_VARIABLE} to a JSON object, or to the path of a file that holds it",
+    "password": f'set {KAFKA_CLIENT_VARIABLE} to client settings, as in {{"sasl.password": "…"}}, or to the path of a file',
 }
 """Unknown key to the way to give its value."""
 Table = dict[str, Any]
@@ -404,7 +404,7 @@ def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) ->
     """Return the message for an unknown key, with the nearest known key and the allowed keys."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
     hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
-    if secret := SECRET_HINTS.get(key):
+    if (secret := SECRET_HINTS.get(key)) and (key, *above) != ("password", "store"):
         hint = f"it must not be in a recipe, because every reader of the recipe topic sees the recipe; {secret}."
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
     return f"{unknown} {table} has {', '.join(sorted(allowed)) or 'none here'}"

@@ -160,8 +160,8 @@ class DeepLook:
         deadline = self._account.flights[policy_variant].deadline(curated.revision, curated.min_version)
         if not curated.use and deadline is not None and curated.deadline_version != deadline:
             raise UnfitValue(
-                f"its deadline must be version {deadline}, by its oldest token and the max_staleness of recipe "
-                f"revision {curated.revision}, but it is {curated.deadline_version}"
+                f"its deadline is version {curated.deadline_version}, but it must be version {deadline}, by its oldest "
+                f"token and the max_staleness of recipe revision {curated.revision}"
             )
         if not variant_of(policy_variant):
             numbers.mark_if_late(*identity, curated.deadline_version)

@@ -94,9 +94,10 @@ class ReplayChecks:
             )
         if curated.deadline_version != curated.min_version + limits.max_staleness:
             raise UnfitValue(
-                f"its deadline must be version {curated.min_version + limits.max_staleness}, the version of its oldest "
-                f"token plus max_staleness of replay in recipe revision {curated.revision}, but it is "
-                f"{curated.deadline_version}"
+                f"its deadline is version {curated.deadline_version}, but it must be version "
+                f"{curated.min_version + limits.max_staleness}: the version of its oldest token ({curated.min_version}) "
+                f"plus the max_staleness ({limits.max_staleness}) of the replay algorithm in recipe revision "
+                f"{curated.revision}"
             )
 
 

@@ -65,7 +65,7 @@ ADVICE_BY_REASON = {
         "the feeder draws further tasks, or ends the run as solved (feed.solved_share) if most have high rewards",
         "use harder tasks if most answers are right, easier tasks if most are wrong, or a larger rollout.group_size",
     ),
-    "stale": ("workers play newer groups", "raise trainer.max_staleness, or find out why workers load weights late"),
+    "stale": ("workers play newer groups", "raise trainer.max_staleness, or check why workers load weights late"),
     "expired": ("workers play newer groups", "raise trainer.max_staleness, or run fewer workers for this trainer"),
     "surplus": ("newer groups are trained on", "run fewer workers for this trainer"),
     "algorithm_failed": (

@@ -95,7 +95,10 @@ class NamedAdapters(ABC):
         end = time.monotonic() + ANSWERS_LIMIT_S
         while self._has_followers(version):
             if time.monotonic() > end:
-                raise ServerAway(f"{self._server} did not end its requests within {ANSWERS_LIMIT_S:.0f} s")
+                raise ServerAway(
+                    f"{self._server} was asked to abort its requests, but some of earlier versions were still open "
+                    f"after {ANSWERS_LIMIT_S:.0f} s"
+                )
             self._end_requests()  # all at once: one by one takes seconds
             with self._turn:
                 self._turn.wait(AGAIN_S)

@@ -63,7 +63,10 @@ class OpenRequests:
         end = time.monotonic() + ANSWERS_LIMIT_S
         while self._ids:
             if time.monotonic() > end:
-                raise ServerAway(f"{self._name} did not end its requests within {ANSWERS_LIMIT_S:.0f} s")
+                raise ServerAway(
+                    f"{self._name} was asked to abort its requests before new weights are loaded, but some were still "
+                    f"open after {ANSWERS_LIMIT_S:.0f} s"
+                )
             order()
             with self._turn:
                 self._turn.wait_for(lambda: not self._ids, AGAIN_S)

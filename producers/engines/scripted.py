@@ -233,8 +233,8 @@ class ScriptedEngine:
         asked = read_question(text)
         if asked is None and text.strip():
             raise EngineError(
-                f"the engine scripted cannot read {text[:100]!r}: it answers only questions of the environment "
-                'scripted; set env = "scripted" in the workflow, or use another rollout.engine'
+                f'the engine "scripted" cannot read {text[:100]!r}: it answers only questions of the environment '
+                '"scripted"; set env = "scripted" in the workflow, or use another rollout.engine'
             )
         if asked is not None and asked.level >= len(self._settings.tokens):
             raise EngineError(

@@ -38,7 +38,7 @@ def test_a_bug_in_an_own_workflow_is_told_with_its_line_and_ends_the_run_with_ex
 
     assert done.returncode == 1, done.stdout + done.stderr
     told = [line for line in done.stdout.splitlines() if error in line]
-    assert any(f" failed: {error} (solver, turn 1); one in task " in line for line in told)
+    assert any(f" failed: {error} (solver, turn 1); " in line and " in task " in line for line in told)
     assert any("solver gets no episode: all " in line for line in told)
     assert "error: solver gets no episode: all " in done.stderr
     assert error in done.stderr

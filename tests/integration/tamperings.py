@@ -243,7 +243,7 @@ def c5_curated_records_reordered(hand: Hand) -> None:
     hand.exchange(one, found[found.index(one) - 1])
 
 
-@tampering("its deadline must be version")
+@tampering("its deadline is version")
 def c8_deadline_later_than_the_bound(hand: Hand) -> None:
     message, curated = hand.curated_record()
     hand.put(message, replace(curated, deadline_version=curated.deadline_version + 10))

@@ -229,7 +229,7 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
         {"policy": "solver", "what": "checkpoints", "versions": [[20, 40]]},
     ]
     assert made.there() == everything, "a dry run deletes nothing"
-    for words in ("would be deleted", "no record names it", "would be retired: weights of solver, versions 1 to 15"):
+    for words in ("would be deleted", "no record names it", "weights of solver, versions 1 to 15: would be marked"):
         assert words in page_of(would)
     done = collect(made.run, CollectionRequest(keep_checkpoints=2))
     assert plain(done)["collected"] == [], "all of it is younger than a day"

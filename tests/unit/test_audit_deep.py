@@ -221,12 +221,12 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (put("positions", 1, (0, 7)), rf"sums:1 of solver \(use 1\) {ELSEWHERE}"),
     (
         replaced("first", deadline_version=8),
-        r"curated.*@0 .* its deadline must be version 7, .* recipe revision 0, but it is 8",
+        r"curated.*@0 .* its deadline is version 8, but it must be version 7: .* recipe revision 0",
     ),
     (put("versions", 1, 11), r"sums:1 of solver \(use 1\) was trained after its deadline"),
     (
         replaced("again", deadline_version=10),
-        "its deadline must be version 9, .* of replay in recipe revision 0, but it is 10",
+        "its deadline is version 10, but it must be version 9: .* of the replay algorithm in recipe revision 0",
     ),
     (replaced("again", min_version=4, deadline_version=10), "its oldest version is 4, but that of its first use is 3"),
     (replaced("again", weight=5.0), "the weight of a replay must be above 0 and at most 1; it is 5.0"),

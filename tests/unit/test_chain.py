@@ -424,7 +424,10 @@ class Updating(Remembering):
         ({"n": np.int64(3)}, "algorithm own could not .* must be plain JSON: Object of type int64 is not JSON"),
         ({"n": {3}}, "must be plain JSON: Object of type set is not JSON"),
         ({"n": {(1, 2): 3}}, "must be plain JSON: keys must be str"),
-        ({"kept": [{7: 1}]}, r"algorithm own could not continue after a restart: its snapshot has keys .* such as 7\."),
+        (
+            {"kept": [{7: 1}]},
+            r"algorithm own would not get its state back after a restart: its snapshot has keys .* such as 7\.",
+        ),
         ({"kept": {"a": ({True: 1},)}}, r"keys that are not strings, such as True\."),
     ],
 )

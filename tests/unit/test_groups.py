@@ -230,7 +230,7 @@ def test_a_weight_scales_the_advantages_of_its_group_and_takes_no_part_in_statis
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -0.5])
 def test_a_weight_that_is_none_makes_a_group_unusable(weight: float) -> None:
-    with pytest.raises(BatchError, match="the group's weight must be"):
+    with pytest.raises(BatchError, match="the weight of the group's gradient must be"):
         prepare_group(weighed(whole((1.0, 0.0), (0, 1)), weight))
 
 

@@ -181,7 +181,7 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "version 20/80",
         "reward 0.40",
         "trajectories/s",
-        "tokens/s · 2.5% wasted",
+        "tokens/s · 2.5% of all tokens wasted",
         "staleness 0.75",
         "1 weights published",
         "tasks.sums 12",

@@ -309,7 +309,7 @@ def test_no_refusal_of_a_word_shows_what_may_be_a_secret(base: Path, word: str, 
     [
         ("store.secret_key", "set HEADRACE_S3_SECRET_KEY, or name a file by AWS_SHARED_CREDENTIALS_FILE"),
         ("store.access_key", "set HEADRACE_S3_ACCESS_KEY, or name a file by AWS_SHARED_CREDENTIALS_FILE"),
-        ("kafka.password", "set HEADRACE_KAFKA_CLIENT to a JSON object, or to the path of a file that holds it"),
+        ("kafka.password", 'set HEADRACE_KAFKA_CLIENT to client settings, as in {"sasl.password": "…"}, or'),
     ],
 )
 def test_a_secret_where_none_belongs_is_refused_with_the_way_to_give_it(base: Path, key: str, where: str) -> None:

@@ -43,7 +43,7 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
         load_environment("my_worlds:Yours", 3, {})
     with pytest.raises(UnknownEnvironment, match="not_async must be an async function"):
         load_workflow("my_worlds:not_async")
-    with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; it takes depth"):
+    with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; the settings are depth"):
         load_environment("my_worlds:Mine", 3, {"dept": 2})
 
 
@@ -80,7 +80,7 @@ def test_an_unknown_name_lists_what_there_is_the_nearest_first() -> None:
 
 
 def test_settings_that_an_environment_does_not_take_are_said() -> None:
-    with pytest.raises(EnvironmentSettingsError, match="'tier'; it takes tiers, "):
+    with pytest.raises(EnvironmentSettingsError, match="'tier'; the settings are tiers, "):
         load_environment("arithmetic", 1, {"tier": "sum1"})
     with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'sytem'; it takes system, "):
         load_environment("dataset", 1, {"path": "a.jsonl", "sytem": "x"})

@@ -95,7 +95,7 @@ def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() ->
     assert said == [], "a short one says nothing"
     progress._said -= 60
     progress.report(4, 9)
-    assert said == ["version 4 is trained again (last: version 9)"]
+    assert said == ["version 4 is trained again after the checkpoint; version 9 is the last of these"]
     stop.set()
     with pytest.raises(StopRequested, match=r"version 5 again \(last: version 9\)"):
         progress.report(5, 9)

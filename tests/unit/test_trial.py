@@ -241,7 +241,7 @@ def test_every_turn_is_shown_and_a_group_that_the_chain_fails_over_is_dead(own: 
 
 def test_a_data_algorithm_that_could_not_go_on_after_a_restart_is_found(own: str) -> None:
     with pytest.raises(
-        UsageError, match=r"Keyed could not continue after a restart: .* keys that are not strings, such as 0"
+        UsageError, match=r"Keyed would not get its state back after a restart: .* keys that are not strings, such as 0"
     ):
         tried(own, 'curate.chain=["quiz_of_a_trial:Keyed"]')
     with pytest.raises(OwnCodeFailed, match=r"(?s)'seen'.*in restore.*KeyError"):

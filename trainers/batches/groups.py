@@ -87,7 +87,9 @@ def prepare_group(decoded: DecodedGroup) -> PreparedGroup:
     """
     kept, count = set(decoded.curated.kept), len(decoded.trajectory_group.trajectories)
     if not 0 <= decoded.curated.weight <= MOST_WEIGHT:
-        raise BatchError(f"the group's weight must be from 0 to {MOST_WEIGHT:g}, got {decoded.curated.weight}")
+        raise BatchError(
+            f"the weight of the group's gradient must be from 0 to {MOST_WEIGHT:g}, got {decoded.curated.weight}"
+        )
     rewards, failures = len(decoded.curated.rewards), len(decoded.trajectory_group.failures)
     if rewards not in (count, count + failures):
         raise BatchError(

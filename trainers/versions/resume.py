@@ -126,10 +126,13 @@ class _Progress:
     def report(self, version: int, last: int) -> None:
         """Report a version that was trained again. Raises StopRequested."""
         if self.stop.is_set():
-            raise StopRequested(f"stopped while training version {version} again (last: version {last})")
+            raise StopRequested(
+                f"stopped while the batches after the checkpoint are trained again: done up to version {version}, and "
+                f"version {last} is the last; the next start begins at the checkpoint again"
+            )
         if time.monotonic() - self._said > SAY_EVERY_S:
             self._said = time.monotonic()
-            self.beat(f"version {version} is trained again (last: version {last})")
+            self.beat(f"version {version} is trained again after the checkpoint; version {last} is the last of these")
             log.info("trainer.resuming", policy=self.policy, version=version, last=last)
 
 
