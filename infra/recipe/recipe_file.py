@@ -50,7 +50,7 @@ SECRET_TABLES = (["kafka"], ["kafka", "client"], ["store"])
 SECRET_HINTS = {
     "access_key": f"set {ACCESS_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
     "secret_key": f"set {SECRET_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
-    "password": f'set {KAFKA_CLIENT_VARIABLE} to client settings, as in {{"sasl.password": "…"}}, or to the path of a file',
+    "password": f'set {KAFKA_CLIENT_VARIABLE} to client settings, as in {{"sasl.password": "…"}}, or to a path',
 }
 """Unknown key to the way to give its value."""
 Table = dict[str, Any]

@@ -95,7 +95,7 @@ class ReplayChecks:
         if curated.deadline_version != curated.min_version + limits.max_staleness:
             raise UnfitValue(
                 f"its deadline is version {curated.deadline_version}, but it must be version "
-                f"{curated.min_version + limits.max_staleness}: the version of its oldest token ({curated.min_version}) "
+                f"{curated.min_version + limits.max_staleness}: its oldest token's version ({curated.min_version}) "
                 f"plus the max_staleness ({limits.max_staleness}) of the replay algorithm in recipe revision "
                 f"{curated.revision}"
             )

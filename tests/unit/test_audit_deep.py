@@ -221,7 +221,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (put("positions", 1, (0, 7)), rf"sums:1 of solver \(use 1\) {ELSEWHERE}"),
     (
         replaced("first", deadline_version=8),
-        r"curated.*@0 .* its deadline is version 8, but it must be version 7: .* recipe revision 0",
+        r"curated.*@0 .* its deadline is version 8, but it must be version 7, .* recipe revision 0",
     ),
     (put("versions", 1, 11), r"sums:1 of solver \(use 1\) was trained after its deadline"),
     (

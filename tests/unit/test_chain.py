@@ -421,7 +421,7 @@ class Updating(Remembering):
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        ({"n": np.int64(3)}, "algorithm own could not .* must be plain JSON: Object of type int64 is not JSON"),
+        ({"n": np.int64(3)}, "algorithm own would not .* must be plain JSON: Object of type int64 is not JSON"),
         ({"n": {3}}, "must be plain JSON: Object of type set is not JSON"),
         ({"n": {(1, 2): 3}}, "must be plain JSON: keys must be str"),
         (

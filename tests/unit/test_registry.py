@@ -82,7 +82,9 @@ def test_an_unknown_name_lists_what_there_is_the_nearest_first() -> None:
 def test_settings_that_an_environment_does_not_take_are_said() -> None:
     with pytest.raises(EnvironmentSettingsError, match="'tier'; the settings are tiers, "):
         load_environment("arithmetic", 1, {"tier": "sum1"})
-    with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'sytem'; it takes system, "):
+    with pytest.raises(
+        EnvironmentSettingsError, match="unexpected keyword argument 'sytem'; the settings are system, "
+    ):
         load_environment("dataset", 1, {"path": "a.jsonl", "sytem": "x"})
     with pytest.raises(
         EnvironmentSettingsError, match=r"^environment dataset: scorer: 'numerc' is not .*module:name`$"

@@ -97,7 +97,7 @@ def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() ->
     progress.report(4, 9)
     assert said == ["version 4 is trained again after the checkpoint; version 9 is the last of these"]
     stop.set()
-    with pytest.raises(StopRequested, match=r"version 5 again \(last: version 9\)"):
+    with pytest.raises(StopRequested, match=r"done up to version 5, and version 9 is the last"):
         progress.report(5, 9)
 
 

@@ -88,7 +88,7 @@ def test_an_answer_is_right_as_often_as_said_and_stays_right_as_versions_rise() 
 
 
 def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
-    with pytest.raises(EngineError, match="only questions of the environment scripted; set env"):
+    with pytest.raises(EngineError, match='only questions of the environment "scripted"; set env'):
         answers(engine(), "0/=?", [0])
     with pytest.raises(EngineError, match=r"'2/3=7\?' is of level 2, but the engine scripted has only the levels 0 t"):
         answers(engine(), "2/3=7?", [0])
