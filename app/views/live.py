@@ -40,6 +40,8 @@ LAG_S = 4.0
 WELL_S = 5.0
 GOOD_NEWS = {"failing": "episodes succeed again", "dropped": "groups are trained again"}
 """Cause of a standstill to the line about its end. The line is printed WELL_S later, as such causes come and go."""
+VERSIONS_AGAIN = "new versions are made again"
+"""The line about the end of a standstill that had another cause at any time: its groups may have failed afterwards."""
 PAST_S = 60.0
 """Longest time to read a run's past before something is shown, in seconds."""
 MOST_MESSAGES_A_POLL = 512
@@ -319,7 +321,7 @@ class StandstillNews:
     def __init__(self) -> None:
         self.cause = ""
         """Cause of the standstill that was reported last; empty once its end was reported."""
-        self._policy = ""
+        self._policy = self._good_news = ""
         self._well_since_s = math.inf
 
     def take_sentence(self, found: Standstill | None, now_s: float) -> str:
@@ -328,12 +330,14 @@ class StandstillNews:
             self._well_since_s = math.inf
             is_new = (found.policy, found.cause) != (self._policy, self.cause)
             self._policy, self.cause = found.policy, found.cause
+            if self._good_news != VERSIONS_AGAIN:
+                self._good_news = GOOD_NEWS.get(found.cause, VERSIONS_AGAIN)
             return found.sentence if is_new else ""
         self._well_since_s = min(self._well_since_s, now_s)
         if not self.cause or (self.cause in GOOD_NEWS and now_s - self._well_since_s < WELL_S):
             return ""
-        ended, self.cause = self.cause, ""
-        return GOOD_NEWS.get(ended, "new versions are made again")
+        good_news, self._good_news, self.cause = self._good_news, "", ""
+        return good_news
 
 
 class LagMeter:

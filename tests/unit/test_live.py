@@ -304,6 +304,13 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
         (24, well, "groups are trained again"),
         (25, found("server"), "because of server"),
         (26, well, "new versions are made again"),
+        (27, found("no_worker"), "because of no_worker"),
+        (28, dropped, "because of dropped"),  # what the worker played while it was frozen
+        (29, well, ""),
+        (34, well, "new versions are made again"),
+        (35, dropped, "because of dropped"),
+        (41, well, ""),
+        (46, well, "groups are trained again"),
     ]
     assert [news.take_sentence(one, now_s) for now_s, one, _ in looks] == [told for _, _, told in looks]
 
