@@ -221,8 +221,9 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended the last transaction. If this lasts, a broker is down or a topic refuses "
-            "the end marker (message.timestamp.before.max.ms, ...after.max.ms): fix the cause, then restart the brokers"
+            f"{doing}: Kafka has not ended the last transaction. If this error lasts, a broker may be down, or a topic "
+            "may refuse the end marker (message.timestamp.before.max.ms, message.timestamp.after.max.ms): fix the "
+            "cause, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that Kafka runs and can be reached")
