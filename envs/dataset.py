@@ -300,7 +300,7 @@ class Dataset:
                 continue
             raise TaskFileError(
                 f"{rows.name_row(number)} and {rows.name_row(owner)} hold the same problem with different {what}, "
-                f"{both[0]!r:.60} and {both[1]!r:.60}: keep the right one"
+                f"{both[0]!r:.60} and {both[1]!r:.60}: delete the wrong {rows.unit}"
             )
         return _Pool(source, rows, firsts, stacked[firsts], count)
 
