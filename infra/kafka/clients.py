@@ -391,9 +391,7 @@ def fetch_partition_count(connection: Connection, topic: str) -> int:
     with translate_kafka_errors(f"asking for topic {topic}"):
         found = get_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
-        raise KafkaRefused(
-            f"topic {topic} cannot be read: {found.error.str()}; if it is missing, `headrace topics` creates it"
-        )
+        raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` makes missing topics")
     if not found.partitions:  # a caller that believed this would find no history and begin again
         raise KafkaAway(f"Kafka lists no partitions of topic {topic}: its broker may not be ready yet")
     return len(found.partitions)
