@@ -270,7 +270,7 @@ def check_template_arguments(what: str, given: object) -> None:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"{what} must be a dict of arguments by name, got {show_value(given)}")
     if taken := sorted(OWN_TEMPLATE_ARGUMENTS & set(given)):
-        raise ValueError(f"{what} must not hold {', '.join(taken)}: Headrace gives it to the chat template itself")
+        raise ValueError(f"{what} must not hold {', '.join(taken)}, which Headrace itself gives to the chat template")
 
 
 def tool_name(tool: Mapping[str, Any]) -> Any:

@@ -266,16 +266,16 @@ class Dataset:
         if not len(train) or (is_wanted and not all(counts)) or (self._warm_start and not len(warm)):
             found = [f"{len(train)} to train on"]
             if isinstance(self._held_out, dict):
-                found[0] += " (those that are not in held_out)"
+                found[0] += " (problems that are not in held_out)"
                 found += [f"{len(deck.indices)} to evaluate on in held_out {deck.tier}".strip() for deck in kept]
             elif is_wanted:
                 found.append(f"{counts[0]} to evaluate on (held_out = {self._held_out})")
             if self._warm_start:
                 found.append(f"{len(warm)} for worked examples (warm_start = {self._warm_start})")
             raise TaskFileError(
-                f"too few problems: {self._source} has {len(pool.firsts)} different ones. There are "
-                f"{', '.join(found)}, but each part needs at least 1. Give more problems, or change held_out (0 "
-                f"for no evaluation){' or warm_start' if self._warm_start else ''}"
+                f"too few problems: {self._source} has {len(pool.firsts)} different problems. There are "
+                f"{', '.join(found)}, but each part needs at least 1 problem. Give more problems, or change held_out "
+                f"(0 for no evaluation){' or warm_start' if self._warm_start else ''}"
             )
 
     def _read_pool(self, source: Source) -> _Pool:
@@ -300,7 +300,7 @@ class Dataset:
                 continue
             raise TaskFileError(
                 f"{rows.name_row(number)} and {rows.name_row(owner)} hold the same problem with different {what}, "
-                f"{both[0]!r:.60} and {both[1]!r:.60}: keep the right one"
+                f"{both[0]!r:.60} and {both[1]!r:.60}: delete the wrong {rows.unit}"
             )
         return _Pool(source, rows, firsts, stacked[firsts], count)
 

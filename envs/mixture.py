@@ -51,8 +51,8 @@ class Mixture:
         names = [_name_source(number, source) for number, source in enumerate(sources, start=1)]
         if not names or len(set(names)) < len(names):
             raise ValueError(
-                "sources must be one or more tables, each with its own `name` (by default, its `use`); got the "
-                f"names {', '.join(names) or 'none'}"
+                "sources must be one or more tables with different names (a table's name is its `name`, by default its "
+                f"`use`); got the names {', '.join(names) or 'none'}"
             )
         if isinstance(tiers, str) or set(tiers) - set(names):
             raise ValueError(f"tiers must be a list of names of sources, from {', '.join(names)}; got {tiers!r}")
@@ -174,7 +174,7 @@ def _scale_to_integers(weights: Mapping[str, Any]) -> dict[str, int]:
         given = ", ".join(map(str, weights.values()))
         raise ValueError(
             f"the weights {given}, scaled to whole numbers, must not add up to more than {MOST_DRAWS}: use simpler "
-            "ones, such as 3 and 1, or 0.7 and 0.3"
+            "weights, such as 3 and 1, or 0.7 and 0.3"
         )
     return found
 

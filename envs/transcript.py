@@ -61,7 +61,8 @@ class Transcript:
         """
         if not self._ids:
             raise TranscriptError(
-                "a sequence must begin with a prompt: else no token would predict the first token of a generation"
+                "a sequence must begin with a prompt, because the prompt's last token predicts the first token of the "
+                "generation: call prompt() before add_generation()"
             )
         length = len(generation.ids)
         counted = sum(count for _, count in generation.version_runs)
@@ -99,9 +100,9 @@ class Transcript:
         """Keep the experts of tokens that no earlier generation recorded, so each token has its first experts."""
         if len(routing) != len(self._ids) + length - 1:
             raise TranscriptError(
-                "the routing of a generation must have the experts of all tokens of the sequence but the last: of "
-                f"{len(self._ids) + length - 1} tokens, but it has those of {len(routing)}. Was the generation made "
-                "from this sequence's `ids`?",
+                f"the routing of a generation must have the experts of {len(self._ids) + length - 1} tokens (all of "
+                f"the sequence but the last), but it has the experts of {len(routing)}. Check that the generation was "
+                "made from this sequence's `ids`",
             )
         self._routing.append(routing[sum(map(len, self._routing)) :])
 

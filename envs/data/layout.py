@@ -178,8 +178,8 @@ class Layout:
             answer = _strip_box(answer)
         if scorer.needs_answer and not answer.strip():
             raise RowFault(
-                f"the answer in `{self.columns.answer}` is empty, so an empty completion would be right: give the "
-                f"{unit} an answer, or leave the {unit} out"
+                f"the answer in `{self.columns.answer}` is empty, so an empty completion would count as right: give "
+                f"the {unit} an answer, or leave the {unit} out"
             )
         if fault := scorer.find_fault(answer):
             raise RowFault(f"the answer {answer!r:.60} {fault}")

@@ -27,7 +27,7 @@ class Written(str):
 
 def explain_media(column: str) -> str:
     """Return why rows with a filled column of media that is not read are refused."""
-    return f"`{column}` holds media, which no policy can read: leave out such rows, or remove the column"
+    return f"`{column}` holds media, which no policy can read: leave out the rows with media, or remove the column"
 
 
 class Rows(Protocol):

@@ -145,7 +145,8 @@ def _wrap_function(name: str, function: Callable[..., Any], settings: Mapping[st
         inspect.signature(function).bind("problem", "text", **settings)
     except TypeError as error:
         raise ValueError(
-            f"scorer {name}: {error}; it is called with problem, text, and the other keys of its table as keywords"
+            f"scorer {name}: {error}; the function is called with problem, text, and the other keys of the scorer's "
+            "table as keyword arguments"
         ) from error
     return Scorer(partial(function, **settings), needs_answer=False)
 

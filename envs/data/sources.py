@@ -49,11 +49,11 @@ class Source:
         if idle := [key for key in DEFAULTS if key not in chosen and given.get(key, DEFAULTS[key]) != DEFAULTS[key]]:
             named = " and ".join(f"{where}{key} = {given[key]!r}" for key in idle)
             has = (
-                "the folder has only splits"
+                "the folder has splits, but no configs or revisions"
                 if chosen
                 else "the path is neither a folder with splits nor a data set of the hub"
             )
-            raise TaskFileError(f"{self.path}: {named} would have no effect, because {has}: leave it out")
+            raise TaskFileError(f"{self.path}: leave out {named}, which would have no effect, because {has}")
 
     def open_rows(self, columns: Sequence[str]) -> Rows:
         """Open the rows to read `columns`. Raises TaskFileError."""

@@ -138,9 +138,9 @@ def location_of(where: str | Path, own: StoreAddress | None = None) -> Location:
 def _parse_below(address: StoreAddress, bucket: str, prefix: str, text: str) -> StoreAddress:
     if not bucket or not prefix.strip("/"):
         scheme = text.partition(":")[0]
-        needs = "a prefix" if text.startswith(OWN_STORE) else "a bucket and a prefix"
+        needs = "a prefix" if text.startswith(OWN_STORE) else "a bucket, and a prefix"
         form = FORMS.get(scheme, f"{scheme}://HOST:PORT/BUCKET/archives/sums")
-        raise UsageError(f"{text} must name {needs} for this archive alone, as in {form}")
+        raise UsageError(f"{text} must name {needs} that only this archive uses, as in {form}")
     where = (address.endpoint, bucket, address.access_key, address.secret_key, address.secure, address.region)
     return StoreAddress(*where, prefix=f"{prefix.strip('/')}/")
 

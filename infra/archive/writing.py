@@ -118,9 +118,9 @@ class ArchiveWriter:
         for key, name in names.items():
             size = sizes.get(name)
             if size != manifest.objects[key].size_bytes:  # `retry_missing_objects` asks the run's store
-                why = "is gone" if size is None else f"has {size} bytes there now"
                 lost = manifest.objects.pop(key)
-                manifest.missing[key] = lost.model_copy(update={"why": f"{name} was in the archive, and {why}"})
+                why = "is gone" if size is None else f"now has {size} bytes instead of {lost.size_bytes}"
+                manifest.missing[key] = lost.model_copy(update={"why": f"{name} was in the archive, but {why}"})
         self.location.sweep({file.name for file in files}, manifest.objects.keys())
         return manifest
 
@@ -146,8 +146,8 @@ class ArchiveWriter:
         elif (known.topic_id, len(known.partitions)) != (topic_id, partitions):
             differs = _describe_difference((topic_id, partitions), (known.topic_id, len(known.partitions)))
             raise UsageError(
-                f"topic {topic} is not the one in the archive {self.location}: it has {differs}. Its offsets cannot be "
-                "continued there: give another --out"
+                f"topic {topic} is not the topic in the archive {self.location}: the run's topic has {differs}. Its "
+                "records cannot be added to this archive: give another --out"
             )
         self.new[topic] = Added()
 

@@ -177,7 +177,7 @@ def main() -> None:
     """Fetch the pinned jars into the cache, or with `--write-lock` pin them again."""
     parser = argparse.ArgumentParser(prog="python -m headrace.infra.embedded.jars", description=main.__doc__)
     parser.add_argument(
-        "--write-lock", action="store_true", help="find all jars anew from their POM files, and write their sha256"
+        "--write-lock", action="store_true", help="find all jars anew from their POM files, and write the lock file"
     )
     if parser.parse_args().write_lock:
         write_lock(cache_folder())

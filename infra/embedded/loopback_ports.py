@@ -31,7 +31,9 @@ def draw_port() -> socket.socket:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # now the server may bind beside it
         return candidate
     begin = ephemeral - PORTS_BELOW_EPHEMERAL
-    raise OSError(f"no port from {begin} to {ephemeral - 1} on {HOST} seems to be free: end processes that use them")
+    raise OSError(
+        f"no port from {begin} to {ephemeral - 1} on {HOST} seems to be free: end processes that use these ports"
+    )
 
 
 def hold_port(port: int) -> socket.socket:

@@ -198,7 +198,7 @@ class ServerProcess(ABC):
             while (process := self._process) is not None:  # another thread may start it again meanwhile
                 if not _stop_child(process, lambda: time.monotonic() >= min(deadline, self._kill_at)):
                     waited = f"the {self.what} did not stop within {time.monotonic() - began:.0f} s"
-                    why = f"{waited}. The data that it had acknowledged is on the disk"
+                    why = f"{waited}, so it was killed. The data that it had acknowledged is on the disk"
                     _log.warning("server.killed", server=self.what, pid=process.pid, why=why)
                 if self._process is process:
                     self._process = None

@@ -59,8 +59,8 @@ FAULTS_OF_ONE = {
     "No such configuration property": "is not a librdkafka setting: check its spelling",
     "Invalid value": NOT_TAKEN,
     "Configuration property": NOT_TAKEN,
-    "Java ": "is a setting of Java clients: give the one of librdkafka ({})",
-    "`": "conflicts with a setting of every component: {}; leave it out",
+    "Java ": "is a setting of Java clients: give librdkafka's setting instead ({})",
+    "`": "conflicts with a setting that every component makes ({}): leave your setting out",
 }
 """Begin of librdkafka's message, and the sentence about the setting."""
 
@@ -129,8 +129,8 @@ def check_client_settings(client: Mapping[str, str], where: str, *, is_complete:
     if fault is None:
         if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
             raise UsageError(
-                f"{where}: message.max.bytes must be {LEAST_MESSAGE_BYTES} or more; leave it out to get "
-                f"{MESSAGE_BYTES}, which large groups and dead letters need"
+                f"{where}: message.max.bytes must be {LEAST_MESSAGE_BYTES} or more; better leave it out, because large "
+                f"groups and dead letters need Headrace's default of {MESSAGE_BYTES}"
             )
         if float(client.get("max.poll.interval.ms", LEAST_POLL_MS)) < LEAST_POLL_MS:
             raise UsageError(

@@ -221,8 +221,9 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
         )
     if cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
         return KafkaAway(
-            f"{doing}: Kafka has not ended the last transaction. If this lasts, a broker is down or a topic refuses "
-            "the end marker (message.timestamp.before.max.ms, ...after.max.ms): fix the cause, then restart the brokers"
+            f"{doing}: Kafka has not ended the last transaction. If this error lasts, a broker may be down, or a topic "
+            "may refuse the end marker (message.timestamp.before.max.ms, message.timestamp.after.max.ms): fix the "
+            "cause, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
         return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that Kafka runs and can be reached")
@@ -390,9 +391,7 @@ def fetch_partition_count(connection: Connection, topic: str) -> int:
     with translate_kafka_errors(f"asking for topic {topic}"):
         found = get_admin(connection).list_topics(topic, timeout=10).topics[topic]
     if found.error is not None:
-        raise KafkaRefused(
-            f"topic {topic} cannot be read: {found.error.str()}; if it is missing, `headrace topics` creates it"
-        )
+        raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` makes missing topics")
     if not found.partitions:  # a caller that believed this would find no history and begin again
         raise KafkaAway(f"Kafka lists no partitions of topic {topic}: its broker may not be ready yet")
     return len(found.partitions)

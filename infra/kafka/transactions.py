@@ -55,7 +55,9 @@ PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 REMEDIES = {
     KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes",
     KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
-    KafkaError.INVALID_TIMESTAMP: "widen the topic's message.timestamp.before.max.ms and .after.max.ms",
+    KafkaError.INVALID_TIMESTAMP: (
+        "raise the topic's message.timestamp.before.max.ms and message.timestamp.after.max.ms"
+    ),
 }
 """Remedies for errors of REFUSED; for other errors see OTHERWISE."""
 OTHERWISE = "correct the topic's limits or the rights of this client"
@@ -195,7 +197,7 @@ class TransactionalWriter:
 
         def note_delivery(error: KafkaError | None, raw: RawMessage) -> None:
             if error is None and not is_delivered(raw):
-                error = KafkaError(KafkaError._TIMED_OUT, "a record has no offset: it may be lost")  # noqa: SLF001
+                error = KafkaError(KafkaError._TIMED_OUT, "Kafka gave no offset for a record: the record may be lost")  # noqa: SLF001
             if error is None:
                 ticket.offset = raw.offset() or 0
             elif self._failure is None or self._failure[0].code() in PURGED:

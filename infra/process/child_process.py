@@ -31,7 +31,7 @@ import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, int(sys.argv[1]))  # PR_SET_PDEATHSIG
 if os.getppid() != int(sys.argv[2]):
-    sys.exit("the parent died before this began")
+    sys.exit("the parent process died before this process began")
 os.execve(sys.argv[3], sys.argv[3:], os.environ)
 """
 

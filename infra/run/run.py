@@ -325,7 +325,7 @@ def list_runs(connection: Connection, patience_s: float) -> list[str]:
 def require_run(address: RunAddress, runs: Collection[str]) -> None:
     """Raise NoSuchRun, with the cluster's runs, unless this run is among them."""
     if address.run not in runs:
-        there = f"there are {', '.join(runs)}"
+        there = f"the runs there are {', '.join(runs)}"
         if not runs:
             there = (
                 "no run has begun there, its topics were deleted, or this user may not see them: `headrace doctor "

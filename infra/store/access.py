@@ -92,8 +92,8 @@ def find_keys(access_key: str = "", secret_key: str = "", keys_file: str = "") -
         where = f"the environment, nor in profile {profile!r} of {file}"
         if keys_file:
             where = (
-                f"{keys_file} (keys of the run's embedded store: only the user who started the run can read the keys, "
-                f"on the machine of the store), nor in {where}"
+                f"{keys_file} (keys of the run's embedded store: a file on the store's machine that only the user who "
+                f"started the run can read), nor in {where}"
             )
         keys = StoreKeys(AWSConfigProvider(), where)
     keys.retrieve()
@@ -120,7 +120,7 @@ def _build_trust(path: str, variable: str) -> ssl.SSLContext:
     except OSError as error:
         raise UsageError(
             f"{variable} names {path}, from which no certificate can be read ({error.strerror or error}): name a PEM "
-            "file that holds the certificate of the authority"
+            "file with the certificate of the authority that signed the store's certificate"
         ) from error
 
 
@@ -135,8 +135,8 @@ def explain_tls_refusal(error: SSLError) -> str:
                 "certificate holds"
             )
         return (
-            f"the store's certificate is not trusted ({found}): if your own authority signed it, name the PEM file of "
-            f"that authority's certificate in {' or '.join(CA_VARIABLES)}"
+            f"the store's certificate is not trusted ({found}): if your own authority signed it, set the environment "
+            f"variable {' or '.join(CA_VARIABLES)} to the PEM file of that authority's certificate"
         )
     reason = str(getattr(cause, "reason", "") or "")
     if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}:

@@ -165,7 +165,8 @@ class Bucket:
                 )
             if size_bytes > UPLOAD_PART_BYTES and not stored.etag:
                 raise StoreUnavailable(
-                    f"the store did not join the parts of {self.name_object(key)}: they are sent again"
+                    f"the store did not complete the multipart upload of {self.name_object(key)}: all parts are "
+                    "sent again"
                 )
 
         if size_bytes <= UPLOAD_PART_BYTES:

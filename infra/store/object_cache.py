@@ -107,7 +107,9 @@ class ObjectCache:
                 self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
                 if self._brought is not None:
                     self._brought = (self._brought[0] + claim.size_bytes, self._brought[1] + 1)
-        raise FileNotFoundError(f"{path} was deleted {TRIES} times right after it was fetched")
+        raise FileNotFoundError(
+            f"{path} was deleted {TRIES} times right after it was fetched; this process fetches from the store instead"
+        )
 
     def drop(self, claim: ClaimCheck) -> None:
         """Remove an object whose file is damaged."""

@@ -108,7 +108,7 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
     if code in _DENIED or status in _UNAUTHORISED:
         advice = (
             f"{_describe_skew(error)}check the keys ({KEY_SOURCES}) and their rights (`headrace store-policy` prints "
-            "those that each component needs)"
+            "the rights that each component needs)"
         )
         answer = code or str(status)
         return StoreDenied(f"{where}: {answer} for the access key {access_key!r}; {advice}", answer, advice)

@@ -159,7 +159,9 @@ def read_header(text: bytes, payload_bytes: int) -> Header:
                 f"the header of a delta object has numbers for tensor {head.name!r} that do not fit its shape"
             )
     if (promised := sum(head.payload_bytes for head in header.tensors)) != payload_bytes:
-        raise WeightsError(f"the header of a delta object says {promised} bytes of streams; there are {payload_bytes}")
+        raise WeightsError(
+            f"the header of a delta object says {promised} bytes of streams, but the object has {payload_bytes}"
+        )
     return header
 
 

@@ -95,7 +95,8 @@ def read_shards(index: bytes | memoryview, shards: Mapping[str, memoryview]) -> 
     """
     weight_map, _ = _read_index(bytes(index), INDEX)
     if odd := sorted(set(weight_map.values()) ^ shards.keys()):
-        raise WeightsError(f"{INDEX} and the files of the anchor do not agree: only one of them names file {odd[0]}")
+        where = INDEX if odd[0] in shards else "the objects of the anchor"
+        raise WeightsError(f"{INDEX} and the files of the anchor do not agree: file {odd[0]} is missing in {where}")
     tensors: dict[str, Tensor] = {}
     for name, data in shards.items():
         found = read_safetensors(data)

@@ -130,7 +130,7 @@ def verify(path: Path) -> Verified:
     except WeightsError as error:
         if path.is_dir() or not path.stat().st_size:
             raise
-        raise WeightsError(f"{error}; it is not a delta object either") from error
+        raise WeightsError(f"{error}; and the file is not a delta object") from error
     return Verified("weights", _hash_and_compare(path, found), promised=bool(found.promised))
 
 

@@ -76,7 +76,7 @@ def describe_mislabelling(header: Header, event: WeightsPublished) -> str:
     values = {name: getattr(header.label, name) for name in ("policy", "epoch", "base_version", "version")}
     values |= {"base_hash": header.base_hash, "weights_hash": header.weights_hash}
     wrong = {name: value for name, value in values.items() if value != getattr(event, name)}
-    return ", ".join(f"{name} is {value!r} and not {getattr(event, name)!r}" for name, value in wrong.items())
+    return ", ".join(f"{name} is {value!r} instead of {getattr(event, name)!r}" for name, value in wrong.items())
 
 
 def find_cheapest_path(links: Iterable[Link[Object]], held: str, target: str) -> list[Link[Object]] | None:

@@ -155,5 +155,5 @@ def name_of(event: WeightsPublished) -> str:
 
 
 def _describe_no_way(version: int, why: list[str]) -> str:
-    reasons = "; ".join(why) or f"no published objects lead to version {version}"
+    reasons = "; ".join(why) or f"version {version} cannot be built from the published whole weights and deltas"
     return f"{reasons}. From the next anchor (whole weights) on, versions can be loaded again"

@@ -67,7 +67,8 @@ def read_safetensors(data: bytes | memoryview) -> dict[str, Tensor]:
         dtype, shape, begin, end = _parse_entry(name, entry)
         if not 0 <= begin <= end <= len(body):
             raise WeightsError(
-                f"safetensors entry {name!r} has bytes {begin} to {end}, but there are {len(body)}: the file is damaged"
+                f"safetensors entry {name!r} has bytes {begin} to {end}, but the file has {len(body)} bytes of "
+                "tensors: the file is damaged"
             )
         tensors[name] = Tensor(dtype, shape, body[begin:end])
         spans.append((begin, end))
@@ -109,8 +110,8 @@ def _split_file(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
         )
     if not 0 < length <= _MAX_HEADER_BYTES:
         raise WeightsError(
-            f"the safetensors header has {length} bytes, not from 1 to {_MAX_HEADER_BYTES}: the file is damaged or of "
-            "another kind"
+            f"the safetensors header has {length} bytes, but must have 1 to {_MAX_HEADER_BYTES}: the file is damaged "
+            "or of another kind"
         )
     try:
         header = json.loads(bytes(text))

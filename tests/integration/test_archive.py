@@ -243,7 +243,7 @@ def test_a_topic_that_is_not_there_and_one_that_was_made_anew_are_refused(run: R
 
     roll_out(run, range(2 * GROUPS))  # beyond what was archived
 
-    with pytest.raises(UsageError, match="Its offsets cannot be continued there"):
+    with pytest.raises(UsageError, match="Its records cannot be added to this archive"):
         archive(run, tmp_path / "a")
     assert archived(tmp_path / "a", run.topics.trajectories("solver")) == before
 

@@ -208,7 +208,7 @@ def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
 
 
 REFUSED: list[tuple[Callable[[Run], str], str]] = [
-    (lambda run: f"s3://{run.store_address.bucket}", "must name a bucket and a prefix for this archive alone"),
+    (lambda run: f"s3://{run.store_address.bucket}", "must name a bucket, and a prefix that only this archive uses"),
     (lambda run: f"store:{run.store_address.prefix}archive", "overlaps the objects of run"),
     (lambda run: "http://127.0.0.1:1", "is not an object store's address"),
     (lambda run: f"store:others-{run.address.run}", "is not an archive and is not empty"),

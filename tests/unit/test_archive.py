@@ -445,9 +445,9 @@ def test_a_folder_of_another_run_or_of_other_things_is_left_alone(whole: Path, t
 
 
 def test_a_topic_of_other_partitions_or_another_id_is_another_topic(whole: Path) -> None:
-    with writer(whole) as made, pytest.raises(UsageError, match="it has 3 partitions instead of 2"):
+    with writer(whole) as made, pytest.raises(UsageError, match="has 3 partitions instead of 2"):
         made.add_topic(TOPIC, 3, {})
-    said = r"it has id another id instead of none\. Its offsets cannot be continued there"
+    said = r"topic has id another id instead of none\. Its records cannot be added to this archive"
     with writer(whole) as made, pytest.raises(UsageError, match=said):
         made.add_topic(TOPIC, 2, {}, "another id")
 

@@ -109,11 +109,11 @@ DAMAGE: list[tuple[Callable[[Scene], object], str]] = [
     ),
     (
         redone(lambda _: encode_delta(weights(1), weights(2), Label("p", 0, 1, 3))),
-        "version is 3 and not 2",
+        "version is 3 instead of 2",
     ),
     (
         lambda scene: scene.events.update({2: replace(scene.events[2], epoch=1)}),
-        "epoch is 0 and not 1",
+        "epoch is 0 instead of 1",
     ),
     (
         redone(lambda _: encode_delta(weights(1), weights(9), Label("p", 0, 1, 2), hashes=HASHES)),

@@ -169,7 +169,7 @@ def test_a_split_of_what_has_none_is_refused_by_its_key(tmp_path: Path) -> None:
         ("held_out.split = 'test'", {"held_out": {"split": "test"}}),
     )
     for named, given in chosen:
-        with pytest.raises(TaskFileError, match=re.escape(f"a.jsonl: {named} would have no effect")):
+        with pytest.raises(TaskFileError, match=re.escape(f"a.jsonl: leave out {named}, which would have no effect")):
             Dataset(1, path, columns=COLUMNS, **given).read_data()
     assert Dataset(1, path, columns=COLUMNS, held_out={"path": own, "split": "train"}).size("held_out") == 10
 
@@ -224,7 +224,7 @@ def test_problems_and_worked_examples_give_the_chat_template_the_same_arguments(
     assert (example.prompt, example.template_arguments) == (problem.prompt, arguments)
     assert problem.template_arguments == arguments
     for given, why in (
-        ({"tokenize": True}, "must not hold tokenize: Headrace gives it to the chat template itself"),
+        ({"tokenize": True}, "must not hold tokenize, which Headrace itself gives to the chat template"),
         (["enable_thinking"], "must be a dict of arguments by name, got list"),
     ):
         with pytest.raises(EnvironmentSettingsError, match=f"template_arguments {why}"):
@@ -420,7 +420,7 @@ def test_what_parquet_may_hold_and_no_problem_can_is_named_by_file_and_row(tmp_p
 
 def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(tmp_path: Path) -> None:
     for path in (written(tmp_path / "a.jsonl", []), as_parquet(tmp_path / "a.parquet", rows(1)[:1])):
-        with pytest.raises(TaskFileError, match=r"has [01] different ones"):
+        with pytest.raises(TaskFileError, match=r"has [01] different problems"):
             Dataset(1, path, columns=COLUMNS, held_out=0.0000001).read_data()
     for name in ("b.parquet", "b.jsonl.gz"):
         (tmp_path / name).write_bytes(b"no such thing")

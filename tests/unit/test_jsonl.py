@@ -93,7 +93,7 @@ def test_answers_are_taken_as_they_are_written_and_out_of_their_box(tmp_path: Pa
 
 
 def test_a_file_too_small_to_be_split_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match=r"too few problems: .* has 0 different ones"):
+    with pytest.raises(TaskFileError, match=r"too few problems: .* has 0 different problems"):
         JsonLines(1, written(tmp_path, ""))
     with pytest.raises(TaskFileError, match=r"3 to train on, 0 to evaluate on \(held_out = 0\.0001\)"):
         JsonLines(1, written(tmp_path, *rows(3)), held_out=0.0001)

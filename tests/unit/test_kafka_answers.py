@@ -66,7 +66,7 @@ def test_who_joins_a_run_that_is_not_there_is_told_which_runs_are(monkeypatch: p
     monkeypatch.setattr(cluster_topics, "get_admin", lambda _connection: SimpleNamespace(list_topics=list_topics))
     address = RunAddress(CONNECTION, "nosuch")
 
-    with pytest.raises(NoSuchRun, match=r"no run 'nosuch' on 127\.0\.0\.1:1: there are a, b$"):
+    with pytest.raises(NoSuchRun, match=r"no run 'nosuch' on 127\.0\.0\.1:1: the runs there are a, b$"):
         join(address)
 
     stop = threading.Event()

@@ -176,10 +176,10 @@ def test_a_raised_tier_is_read_before_the_first_score_of_it(monkeypatch: pytest.
     [
         ({"sources": []}, "one or more tables"),
         ({"sources": ["arithmetic"]}, "source 1 must be a table with `use`"),
-        ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "each with its own `name`"),
+        ({"sources": [{"use": "arithmetic"}, {"use": "arithmetic"}]}, "tables with different names"),
         ({"sources": [{**EASY, "weight": 0}]}, "weight of source easy must be a number above 0; got 0"),
         ({"sources": [{**EASY, "weight": "3"}]}, "weight of source easy"),
-        ({"sources": [{**EASY, "weight": 0.333333333}, {**HARD, "weight": 0.7}]}, "use simpler ones"),
+        ({"sources": [{**EASY, "weight": 0.333333333}, {**HARD, "weight": 0.7}]}, "use simpler weights"),
         ({"sources": [EASY, {"use": "arithmetic", "name": "b", "tiers": ["sum_1"]}]}, "source b: .*no tier 'sum_1'"),
         ({"sources": [EASY], "tiers": ["harder"]}, "tiers must be a list of names of sources, from easy"),
     ],

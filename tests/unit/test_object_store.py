@@ -256,7 +256,7 @@ def test_parts_that_the_store_could_not_join_are_no_object() -> None:
         thread.start()
         with (
             ObjectStore(address(f"127.0.0.1:{server.server_address[1]}"), timeout_s=2) as store,
-            pytest.raises(StoreUnavailable, match=r"did not join the parts of .*: they are sent again"),
+            pytest.raises(StoreUnavailable, match=r"did not complete the multipart upload of .*: all parts"),
         ):
             store.put(bytes(9 << 20), "weights")
         server.shutdown()

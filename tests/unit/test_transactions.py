@@ -188,7 +188,7 @@ def test_a_record_that_is_not_delivered_aborts_and_what_is_refused_is_no_pause(
     ("refused", "remedy"),
     [
         (KafkaError.MSG_SIZE_TOO_LARGE, r"raise the topic's max\.message\.bytes"),
-        (KafkaError.INVALID_TIMESTAMP, r"widen the topic's message\.timestamp\.before\.max\.ms"),
+        (KafkaError.INVALID_TIMESTAMP, r"raise the topic's message\.timestamp\.before\.max\.ms"),
     ],
 )
 def test_a_refused_record_is_the_reason_also_where_those_purged_with_it_report_first(

@@ -54,7 +54,7 @@ def test_no_tokens_make_no_span_but_a_generation_cut_at_once_does() -> None:
 
 
 def test_what_is_no_generation_is_refused() -> None:
-    with pytest.raises(TranscriptError, match="no token would predict the first token"):
+    with pytest.raises(TranscriptError, match="last token predicts the first token"):
         Transcript("solver").add_generation(generation(1))
     for runs in ((), ((3, 1),), ((3, 3),), ((3, 1), (4, 2))):
         transcript = Transcript("solver")
