@@ -64,7 +64,7 @@ def _read_call(block: str, end: str, names: Sequence[str]) -> ToolCall | Invalid
             arguments = json.loads(arguments)
         json.dumps([found, arguments], ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        why = "it holds half of a character (a lone surrogate)" if isinstance(error, UnicodeEncodeError) else error
+        why = "it holds half of a character" if isinstance(error, UnicodeEncodeError) else error
         return InvalidToolCall(f"the tool call is not JSON: {why}", inner)
     if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
         return InvalidToolCall('a tool call is {"name": ..., "arguments": {...}}, and this one has no name', inner)
