@@ -109,7 +109,7 @@ def learn(schemas: Mapping[str, str]) -> None:
         try:
             _load_past_schemas()[fingerprint_of(schema)] = _parse_schema(schema)
         except Exception as error:  # fastavro raises many kinds on an invalid schema
-            raise SchemaError(f"a schema cannot be used, {type(error).__name__}: {error}: {text[:80]!r}") from error
+            raise SchemaError(f"the schema {text[:80]!r} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def set_unknown_hook(find: Callable[[], object] | None) -> None:
@@ -271,7 +271,7 @@ def _read_plain(data: bytes, form: Form) -> Plain:
     writer = form.schema if same else _find_writer_schema(data)
     name = form.record.__name__
     if writer["name"].removeprefix(f"{RECORD_NAMESPACE}.") != name:
-        raise SchemaError(f"expected a {name}, the message holds a {writer['name']}")
+        raise SchemaError(f"expected a record {name}, but the message holds a record {writer['name']}")
     return _read_body(data, writer, None if same else form.schema, name)
 
 

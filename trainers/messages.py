@@ -76,8 +76,8 @@ class TrainerMessages:
         """Return the dead letters of a batch whose step ended the process repeatedly."""
         topic = self.run.topics.curated(self.policy_variant)
         why = (
-            f"training version {version} on the batch of this group (groups: {len(batch)}) ended the trainer's process "
-            "repeatedly: look into the trainer's log"
+            f"the trainer's process ended repeatedly while it trained version {version} on the batch of this group "
+            f"(groups in the batch: {len(batch)}): look into the trainer's log"
         )
         outgoing = [self.build_step_begun(version, 0, 0)]
         for entry in batch:

@@ -131,7 +131,8 @@ def load_kept_state(learner: Learner, file: Path) -> None:
         learner.load_state(decode_checkpoint(file.read_bytes()))
     except (CheckpointError, WeightsError) as error:
         raise type(error)(
-            f"{file} cannot be loaded: {error}. Remove it, to begin with the weights beside it and a new optimizer"
+            f"{file} cannot be loaded: {error}. Remove this file, to begin with the weights in its folder "
+            "and a new optimizer"
         ) from error
 
 
@@ -166,7 +167,8 @@ def _publish_first(
     if read_history(run, policy_variant) != History():
         # To begin over existing versions would destroy the run; a second check takes only a tenth of a second.
         raise MustRestart(
-            f"records of an earlier trainer of {policy_variant} have appeared: the trainer starts again, to resume"
+            f"records of an earlier trainer of {policy_variant} have appeared on its topics: the trainer starts again, "
+            "and resumes from them"
         )
     announcer.announce(writer, event, pointer)
     log.info(

@@ -143,7 +143,7 @@ class Trainer:
             unnamed = replace(message, headers=[])
             return self._messages.build_dead_letter(
                 unnamed,
-                Refusal("unusable", f"the trainer already has another record of {key}, and uses only that record"),
+                Refusal("unusable", f"this is a second record of {key}: the trainer uses only the first record"),
             )
         self.scheduler.add_group(found)
         return ()
@@ -274,7 +274,7 @@ class Trainer:
 
     def rewind(self) -> None:
         """Raise MustRestart: the learner is ahead of the log, and must restart from its checkpoint."""
-        raise MustRestart(f"the trainer of {self.policy_variant} starts again from its newest checkpoint")
+        raise MustRestart(f"a transaction of trainer {self.policy_variant} was aborted: it resumes from its checkpoint")
 
     # ------------------------------------------------------------------------------------------------------- the end
 
@@ -286,7 +286,7 @@ class Trainer:
                 policy=self.policy_variant,
                 version=version,
                 why=self.scheduler.ended or "the last version is made",
-                now="groups that still come are discarded; stop this process when no group is in flight",
+                now="new groups are discarded; stop this process when `headrace status` shows no group in flight",
             )
 
     def stop_new_steps(self) -> threading.Event:

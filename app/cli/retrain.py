@@ -40,14 +40,17 @@ def retrain(  # noqa: PLR0913, PLR0917 - options, each given by its name
     begin: Annotated[
         int | None,
         typer.Option(
-            "--from", min=0, metavar="V", help="Begin at the newest checkpoint at or below V; default: the oldest."
+            "--from",
+            min=0,
+            metavar="V",
+            help="Begin at the newest checkpoint of version V or below; default: the oldest checkpoint.",
         ),
     ] = None,
     end: Annotated[
         int | None, typer.Option("--to", min=1, metavar="W", help="End with version W; default: the newest.")
     ] = None,
     into: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make a new run of the versions: an offline experiment.")
+        str | None, typer.Option(metavar="NAME", help="Store the versions as a new run: an offline experiment.")
     ] = None,
     sets: Annotated[
         list[str] | None,

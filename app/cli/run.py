@@ -132,12 +132,17 @@ def check_engine(
     policy: PolicyChoice = None,
     tolerance: Annotated[
         float,
-        typer.Option(min=0.0, help="Largest mean difference of log-probabilities to those of a plain forward pass."),
+        typer.Option(
+            min=0.0,
+            help="Largest allowed mean difference of the engine's log-probabilities to those of a plain forward pass.",
+        ),
     ] = 0.01,
     limit: Annotated[
         float,
         typer.Option(
-            min=1.0, metavar="SECONDS", help="Limit of each check; a large model needs more, to load its weights."
+            min=1.0,
+            metavar="SECONDS",
+            help="Time limit of each check; a large model needs more time, to load its weights.",
         ),
     ] = 300.0,
     as_json: JsonOption = False,

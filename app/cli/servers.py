@@ -148,7 +148,7 @@ def clean(
         bool, typer.Option("--cache", help="Also remove what runs share: jars, caches, kept weights.")
     ] = False,
 ) -> None:
-    """Remove what a run left in its folder: servers that still run, their topics and objects, logs.
+    """Delete all data of a run in its folder: topics, objects, logs. Its servers that still run are stopped first.
 
     Topics and objects on servers that the recipe names are kept: delete those with the servers' own tools.
 

@@ -73,8 +73,8 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
         int,
         typer.Option(
             min=1,
-            help="How many of the newest versions keep their weights. Less than 64 counts as 64: workers may still "
-            "load them.",
+            help="How many of the newest versions keep their weights. Less than 64 counts as 64, because workers may "
+            "still load the newest 64.",
         ),
     ] = 64,
     keep_checkpoints: Annotated[
@@ -82,7 +82,11 @@ def gc(  # noqa: PLR0913, PLR0917 - options, each given by its name
         typer.Option(min=1, help="How many of the newest checkpoints to keep; default: all.", show_default=False),
     ] = None,
     older_than: Annotated[
-        str, typer.Option(metavar="AGE", help="Keep younger objects: 36h, 2d. Less than 1d only for a stopped run.")
+        str,
+        typer.Option(
+            metavar="AGE",
+            help="Keep objects younger than AGE, as in 36h or 2d. Less than 1d only for a stopped run.",
+        ),
     ] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")] = False,
     as_json: JsonOption = False,

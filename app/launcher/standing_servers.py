@@ -53,14 +53,14 @@ def format_recipe_lines(servers: Servers, keys: Path) -> str:
     """Return the lines of a recipe, and the command for each terminal that starts a part of its run."""
     return "\n".join((
         "",
-        "# in the recipe of a run",
+        "# lines for the recipe of a run",
         "[kafka]",
         f'bootstrap = "{servers.connection.bootstrap}"',
         "",
         "[store]",
         f'endpoint = "http://{servers.store_address.endpoint}"',
         "",
-        "# in each terminal, for the keys of the store",
+        "# command for each terminal: it sets the keys of the store",
         f"source {shlex.quote(str(keys))}",
         "",
     ))  # fmt: skip

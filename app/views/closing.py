@@ -73,7 +73,8 @@ def _find_cause(signs: Signs, share: float, reward: float) -> str:
         reason = max(signs.discarded, key=lambda name: signs.discarded[name])
         if reason != "zero_variance":
             return f"Most groups are discarded, most often as {reason}: `headrace discards` shows these groups."
-        how = "too easy: take a harder tier" if reward > 0.5 else "too hard: warm up longer, or take an easier tier"
+        harder = "too hard: let the warm start reach a higher reward (reward_low), or take an easier tier"
+        how = "too easy: take a harder tier" if reward > 0.5 else harder
         return f"Most groups are discarded, most often because all their rewards are equal: the tasks are {how}."
     if signs.staleness_mean > max(2.0, 0.8 * signs.max_staleness):
         return "The groups are too old: lower trainer.max_staleness, or slow the trainer by larger batches."
@@ -138,7 +139,7 @@ def _suggest_continuing(summary: Summary, again: str) -> list[tuple[str, str]]:
         return [("continue training from here", _change_command(again, _double_steps(summary.policies)))]
     higher = round((1 + summary.feed.solved_share) / 2, 4)
     same = (
-        "continue training with the same tasks until fewer of them are useful",
+        "continue training with the same tasks until more of them are solved",
         _change_command(again, {"feed.solved_share": higher}),
     )
     harder = "continue training with harder tasks, if the environment has a harder tier"
@@ -218,7 +219,7 @@ def _build_facts_table(summary: Summary) -> Table:
 def _describe_audit(summary: Summary) -> str:
     proof = summary.audit
     if not proof.ok:
-        return f"[bold red]does not close[/]: {proof.lost} lost, {proof.doubled} doubled"
+        return f"[bold red]does not close[/]: groups lost: {proof.lost}, groups doubled: {proof.doubled}"
     flying = summary.in_flight
     so_far = f" so far, with {flying} {inflect(flying, 'group')} in flight" if flying else ""
     return f"[green]closes[/]{so_far}: nothing lost, nothing trained twice"

@@ -42,8 +42,9 @@ NOTE = (
     "Means over seeds ± half of their 95 % interval (Student's t). reward: training reward of the last 5 versions, on "
     "all tasks that the variant's selector took; held-out: reward of the last evaluation, on the same tasks for all "
     "variants; held-out at the start: that of the first evaluation; skipped: tasks that the selector did not take; "
-    "trained: share of all groups; discarded: share before the run's end; length bias: mean length of discarded groups "
-    "over that of trained groups; over the first: difference from the first variant's run of the same seed."
+    "trained: share of all groups; discarded: share of the groups that were concluded before the run's end; length "
+    "bias: mean length of discarded groups over that of trained groups; over the first: difference from the first "
+    "variant's run of the same seed."
 )
 
 
@@ -222,7 +223,7 @@ def _collect_curves(found: Comparison, policy: str, what: str, axis: str) -> dic
 def _note_missing_means(curves: Mapping[str, Curve]) -> str:
     """Return the note above a panel: that it is empty, or for which variants it shows single seeds."""
     if not any(curve.mean.x or curve.seeds for curve in curves.values()):
-        return "empty: no run has measured it"
+        return "empty: no run has measured this reward"
     apart = [name for name, curve in curves.items() if curve.seeds]
     note = f"{', '.join(apart)}: a thin line for each seed and no mean, because the seeds share no part of the x axis"
     return textwrap.fill(note, LINE) if apart else ""

@@ -76,7 +76,9 @@ def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
         ("value", f"{dead_letter.value_bytes} bytes"),
         (
             "left out",
-            f"{dead_letter.cut_bytes} bytes, so the record cannot be sent back" if dead_letter.cut_bytes else "nothing",
+            f"{dead_letter.cut_bytes} bytes of the record, so it cannot be sent back"
+            if dead_letter.cut_bytes
+            else "nothing",
         ),
         ("hex", dead_letter.hex),
         ("as read", read),

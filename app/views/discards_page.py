@@ -47,7 +47,7 @@ def _show_policy(ledger: PolicyDiscards) -> list[RenderableType]:
         parts += [Text(), left_out]
     parts += [Text(error.sentence, style="red") for error in ledger.errors[:MOST_ERRORS]]
     if ledger.waiting:
-        parts.append(Text(f"Groups that have not concluded yet: {ledger.waiting}.", style="dim"))
+        parts.append(Text(f"Kept groups that are not yet trained or discarded: {ledger.waiting}.", style="dim"))
     return parts
 
 
@@ -105,7 +105,11 @@ def _format_number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-PICTURE_AXES = (("length", "mean tokens of a group, from"), ("reward", "mean reward, from"), ("age", "age in versions"))
+PICTURE_AXES = (
+    ("length", "mean tokens of a group, lower end of a range"),
+    ("reward", "mean reward, lower end of a range"),
+    ("age", "age in versions"),
+)
 MOST_REASONS_SHOWN = 6
 """Largest number of reasons in one picture; the most frequent are shown."""
 LARGEST, SMALLEST = 400.0, 4.0

@@ -12,8 +12,8 @@ from headrace.ops.retention.collector import Collected, RetiredVersions
 
 WHY_KEPT = {
     "named": "needed",
-    "young": "younger than {age}: their records may not be written yet",
-    "foreign": "keys that no run writes: left alone",
+    "young": "younger than {age}: records that need these objects may not be written yet",
+    "foreign": "keys that no run writes: not deleted",
 }
 
 

@@ -19,12 +19,12 @@ from headrace.schemas.episode_errors import describe_error
 FATES = {
     "trained": ("green", ""),
     "dropped": ("yellow", "the curator dropped it: {reason}."),
-    "expired": ("yellow", "it was kept, and grew too old before a batch took it."),
-    "surplus": ("yellow", "it was kept, and gave way to fresher groups."),
+    "expired": ("yellow", "the curator kept it, but it grew too old before a batch took it."),
+    "surplus": ("yellow", "the curator kept it, but the trainer took fresher groups instead."),
     "run_end": ("yellow", "the run ended before a batch took it."),
     "dead": ("red", "it is a dead letter: {reason}."),
-    "kept": ("cyan", "in flight: it was kept, and waits for the trainer."),
-    "produced": ("cyan", "in flight: it was produced, and waits for the curator."),
+    "kept": ("cyan", "in flight: the curator kept it, and it waits for the trainer."),
+    "produced": ("cyan", "in flight: a worker has produced it, and it waits for the curator."),
     "issued": ("cyan", "in flight: it was issued, and no worker has produced it yet."),
     "never_issued": ("red", ""),
 }

@@ -54,7 +54,7 @@ def archive_page(done: Archived) -> RenderableType:
 def _describe_deleted(topic: str, offsets: int) -> str:
     why = " (finished tasks are deleted)" if topic.startswith(("tasks.", "eval-tasks.")) else ""
     where = f"{offsets:,} {inflect(offsets, 'offset')}"
-    return f"{topic}: the records at {where} had been deleted before it was archived{why}."
+    return f"{topic}: the records at {where} had been deleted before the topic was archived{why}."
 
 
 def replay_page(done: Replayed) -> RenderableType:
@@ -168,7 +168,7 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
     if differ:
         said.append(
             Text(
-                f"{len(differ)} of {len(compared)} versions differ from the run's, the first is {differ[0]}. "
+                f"{len(differ)} of {len(compared)} versions differ from the run's, the first is version {differ[0]}. "
                 "Probably the settings or the weights at the start were different.",
                 style="yellow",
             )
@@ -185,7 +185,7 @@ def _show_verdict(trained: TrainedOffline) -> list[Text]:
         said.append(
             Text(
                 f"{len(others):,} {inflect(len(others), 'version is', 'versions are')} not comparable here, the "
-                f"first is {others[0]}: the run made version {others[0]} with other hardware, other software or "
+                f"first is version {others[0]}, which the run made with other hardware, other software or "
                 "another number of threads.",
                 style="yellow",
             )
@@ -289,7 +289,8 @@ def _describe_hashes(retrained: Retrained) -> Text:
     versions, from_ = retrained.versions, retrained.from_
     if differ := [one.version for one in versions if one.equal is False]:
         return Text(
-            f"{len(differ)} of {len(versions)} versions differ from the recorded ones, the first is {differ[0]}.",
+            f"{len(differ)} of {len(versions)} versions differ from the recorded versions, the first is version "
+            f"{differ[0]}.",
             style="bold red",
         )
     if not retrained.comparable:
@@ -321,6 +322,7 @@ def _show_experiment(retrained: Experiment) -> list[RenderableType]:
         table.add_row(label, *(form.format(value) for value in sides))
     why = (
         "Nothing was played again, so the rewards are those of the same groups. KL, clipped and ratio show how far the "
-        "policy moved from the weights that played the groups. Only rollouts can show whether it plays better."
+        "policy moved from the weights that played the groups. Only rollouts can show whether the new policy plays "
+        "better."
     )
     return [*parts, Text(), table, Text(), Text(why, style="dim"), Text()]

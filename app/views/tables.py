@@ -154,7 +154,7 @@ def describe_waste(count: int, tokens: int, *, is_all: bool) -> str:
 
 
 def _describe_lost(worker: WorkerStatus) -> str:
-    return f"gone, {worker.state} when it was last seen at {format_utc(worker.updated_ms)}"
+    return f"gone; its last status, at {format_utc(worker.updated_ms)}, was {worker.state}"
 
 
 def audit_table(audit: AuditReport) -> RenderableType:
@@ -193,10 +193,10 @@ def replay_lines(policy_variants: Mapping[str, PolicyAudit]) -> list[str]:
 
 def _describe_replays(policy: str, counts: PolicyAudit) -> str:
     asked, trained, discarded = counts.replays, counts.replayed, counts.replays_discarded
-    left = f", {asked - trained - discarded} not concluded" if asked > trained + discarded else ""
+    left = f", {asked - trained - discarded} not yet trained or discarded" if asked > trained + discarded else ""
     share = trained / max(1, trained + counts.trained)
     fresh = f"{counts.trained} fresh {inflect(counts.trained, 'group')}"
-    beside = f"{trained} trained beside {fresh} ({share:.0%})"
+    beside = f"{trained} trained beside {fresh} ({share:.0%} of all trained)"
     return f"{policy}: {asked} {inflect(asked, 'replay')}, {beside}, {discarded} discarded{left}"
 
 
@@ -227,7 +227,7 @@ def _show_verdict(audit: AuditReport) -> list[RenderableType]:
         return [Text(good, style="green")]
     if not audit.problems:
         return [Text(f"No verdict: {audit.unchecked}", style="yellow")]
-    bad = f"The audit does not close: {audit.lost} lost, {audit.doubled} doubled"
+    bad = f"The audit does not close: groups lost: {audit.lost}, groups doubled: {audit.doubled}"
     chain = "" if audit.weights_chain_ok else ", and the chain of weights is broken"
     found: list[RenderableType] = [Text(f"{bad}{chain}.", style="bold red")]
     found += [Text(f"  {problem}") for problem in audit.problems]

@@ -47,7 +47,7 @@ def trial_page(tried: Tried) -> RenderableType:
     for shadow in tried.shadows:
         parts += [
             Text(),
-            Text(f"shadow {shadow} was not tried: its chain and its trainer run only in a run"),
+            Text(f"shadow {shadow} was not tried: only a full run (`headrace up`) runs its chain and its trainer"),
         ]
     return Group(*parts)
 
@@ -181,6 +181,8 @@ def _show_failures(tried: Tried) -> Iterator[RenderableType]:
         yield Text()
         yield Text.assemble((first.episode, "bold"), f"  task {first.task_id}, {describe_error(first.failure)}")
         if others:
-            yield Text(f"and {len(others)} more: {', '.join(one.episode for one in others[:8])}", style="dim")
+            yield Text(
+                f"and {len(others)} more with this error: {', '.join(one.episode for one in others[:8])}", style="dim"
+            )
         if first.failure.traceback:
             yield Text(first.failure.traceback)

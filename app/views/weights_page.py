@@ -47,7 +47,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     facts.add_column()
     spent = found.bytes
     merged = f", {format_bytes(spent[MERGED])} merged" * bool(found.merged)
-    again = f", {format_bytes(spent[WHOLE])} whole again to replace lost objects" * bool(spent[WHOLE])
+    again = f", {format_bytes(spent[WHOLE])} published whole again, to replace lost objects" * bool(spent[WHOLE])
     facts.add_row(
         "in all", f"{format_bytes(spent[ANCHOR])} whole, {format_bytes(spent[DELTA])} as deltas{merged}{again}"
     )
@@ -55,7 +55,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     if found.left_out:
         count = len(found.left_out)
         facts.add_row(
-            "left out", f"{count} {inflect(count, 'version')}, made while the previous one was being published"
+            "left out", f"{count} {inflect(count, 'version')}, made while the previous version was being published"
         )
     if retired := sum(one.retired for one in versions):
         facts.add_row(
@@ -79,7 +79,7 @@ def _build_report_tables(versions: Sequence[VersionWeights]) -> list[RenderableT
     for one in versions:
         if one.workers:
             table.add_row(str(one.version), str(one.workers), *map(format_seconds, _seconds_by_activity(one).values()))
-    named = Text("median times of the workers; the engine generates except during the pause", "dim")
+    named = Text("median times of the workers; engines stop generating only for the time under `pause`", "dim")
     return [Text(), named, table] if table.row_count else []
 
 
@@ -93,7 +93,7 @@ def describe_weights(figures: WeightsFigures) -> str:
     spent = {"encode": figures.encode_s, "upload": figures.upload_s, **_seconds_by_activity(figures)}
     words += [f"{activity} {format_seconds(value)}" for activity, value in spent.items() if value is not None]
     if figures.behind:
-        words.append(f"the last worker is {figures.behind} {inflect(figures.behind, 'version')} behind")
+        words.append(f"the slowest worker is {figures.behind} {inflect(figures.behind, 'version')} behind")
     apart = f"workers {figures.skew} {inflect(figures.skew, 'version')} apart (at most {figures.greatest_skew} so far)"
     return ", ".join([*words, apart])
 
@@ -118,7 +118,7 @@ def _describe_join(found: WeightsHistory) -> str:
             "not possible now, because the published objects do not lead to the newest version; a worker can join "
             "again after the next anchor (whole weights), if the run makes one"
         )
-    compared = f", {way.bytes / full:.2f} x whole" if full else ""
+    compared = f", {way.bytes / full:.2f} times the whole weights" if full else ""
     return f"{format_bytes(way.bytes)} in {way.objects} {inflect(way.objects, 'object')}{compared}"
 
 

@@ -57,7 +57,7 @@ class ReplayMemory:
         within(0, LARGEST_NUMBER, max_staleness=max_staleness)
         if capacity > LARGEST_CAPACITY:
             raise ValueError(
-                f"capacity must be at most {LARGEST_CAPACITY:,} groups, the most for a snapshot; got {capacity}"
+                f"capacity must be at most {LARGEST_CAPACITY:,} groups, the most that a snapshot holds; got {capacity}"
             )
         self._credit = ratio / (1 - ratio)
         self._capacity = capacity

@@ -62,7 +62,9 @@ log = structlog.get_logger()
 
 MOST_FAILURES = 8
 """Groups in a row for which the chain may fail, so that rollouts are not wasted without end."""
-NOW_THAT_IT_IS_OVER = "groups that still arrive are curated; stop this process when no group is in flight"
+NOW_THAT_IT_IS_OVER = (
+    "groups that still arrive are curated; stop this process when `headrace status` shows no group in flight"
+)
 LARGEST_INLINE_GROUP = 7 << 20
 """Most bytes of a group inside its record: the broker would refuse the curated record of a larger group."""
 
@@ -175,9 +177,9 @@ class CuratorPartition:
             if is_back and self._dedupe.has_forgotten_dead(stream):
                 # Sending the message back opened its number; this dead letter concludes it again.
                 detail = (
-                    "this group was sent back, but it is not curated: it may have been curated before, and could then "
-                    f"be trained on twice. The curator remembers at most {MOST_DEAD_KEPT:,} dead letters of partition "
-                    f"{self._partition}, and there were more"
+                    "this group was sent back, but is not curated, because it may have been curated before and would "
+                    f"then be trained on twice: partition {self._partition} has had more dead letters than the "
+                    f"{MOST_DEAD_KEPT:,} that the curator remembers"
                 )
                 return self._build_dead_letter(message, MessageRefused("forgotten", detail))
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
@@ -236,9 +238,9 @@ class CuratorPartition:
         if not self._dedupe.has_room(stamp.stream, stamp.number):
             raise MessageRefused(
                 "misrouted",
-                f"number {stamp.number} of stream {stamp.stream!r} is refused: the groups on partition "
-                f"{self._partition} may be of at most {MOST_STREAMS} streams, and their numbers may have at most "
-                f"{MOST_RUNS} gaps",
+                f"number {stamp.number} of stream {stamp.stream!r} is refused: with it, the groups on partition "
+                f"{self._partition} would be of more than {MOST_STREAMS} streams, or their numbers would have more "
+                f"than {MOST_RUNS} gaps",
             )
         return stamp
 
@@ -332,7 +334,10 @@ class CuratorPartition:
         """
         state = json.loads(body)
         if (of := state.get("partitions", self._partitions)) != self._partitions:
-            raise ValueError(f"the snapshot was taken with {of!r:.20} partitions, but the topic has {self._partitions}")
+            raise ValueError(
+                f"the curator's snapshot was taken with {of!r:.20} partitions of the trajectories topic, but now the "
+                f"topic has {self._partitions}"
+            )
         self._dedupe.restore(state["dedupe"])
         self._clock = state["clock"]
         self._replayable.restore(state["uses"])

@@ -102,7 +102,7 @@ class Evaluator:
         if not 0 <= group.n_asked <= MOST_EPISODES or len(group.trajectories) > MOST_EPISODES:
             raise MessageRefused(
                 "undecodable",
-                f"n_asked must be 0 to {MOST_EPISODES}, and so must the number of trajectories; got n_asked = "
+                f"n_asked and the number of trajectories must be from 0 to {MOST_EPISODES}; got n_asked = "
                 f"{group.n_asked} and {len(group.trajectories)} trajectories",
             )
         if wrong := describe_long_fields(group, ("stream", "task_id", "tier", "reason")):

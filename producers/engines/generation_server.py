@@ -346,7 +346,7 @@ class GenerationServer:
     def _start(self, weights: ServedWeights) -> None:
         assert self._process is not None  # noqa: S101 - only a server of ours is started
         log_file = self._process.folder / LOG
-        self.trouble = f"{self.title} starts with version {weights.version} (log: {log_file})"
+        self.trouble = f"{self.title} is being started with version {weights.version} (log: {log_file})"
         self._process.weights, self.starting = weights, weights.version
         try:
             if self._process.is_alive():  # else it would stay as it is

@@ -96,7 +96,7 @@ class NamedAdapters(ABC):
         while self._has_followers(version):
             if time.monotonic() > end:
                 raise ServerAway(
-                    f"{self._server} was asked to abort its requests, but some of earlier versions were still open "
+                    f"{self._server} was asked to abort its requests, but requests of earlier versions were still open "
                     f"after {ANSWERS_LIMIT_S:.0f} s"
                 )
             self._end_requests()  # all at once: one by one takes seconds

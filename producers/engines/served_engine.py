@@ -155,7 +155,7 @@ class ServedEngine:
                 await api.abort(request_id)
                 await asyncio.wait({asking}, timeout=ABORT_S)
             if not asking.done():
-                raise ServerAway(f"{server.title} did not cancel a request within {ABORT_S:.0f} s")
+                raise ServerAway(f"{server.title} was asked to abort a request, and did not within {ABORT_S:.0f} s")
             return asking.result()
         except asyncio.CancelledError:
             with suppress(ServerAway):

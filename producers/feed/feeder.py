@@ -148,7 +148,7 @@ class Feeder:
         if self.state.ended != self._said_over:  # a feeder that was started by hand outlives the run
             self._said_over = self.state.ended
             if self._said_over:
-                now = "no new task is issued; stop this process when no group is in flight"
+                now = "no new task is issued; stop this process when `headrace status` shows no group in flight"
                 log.info("run.over", why=self._said_over, now=now)
         announcements, self._announcements = self._announcements, []
         return [*(self._build_outgoing(planned) for planned in self._planned), *announcements, *dead]
@@ -159,7 +159,7 @@ class Feeder:
         message = Message(sent.topic, sent.partition, planned.open.offset, sent.key, sent.value, sent.headers)
         why = (
             f"workers finished this task {attempts} times, but a group of it is still missing or unreadable: look "
-            "for dead letters with the key of this task, and into the workers' logs"
+            "for dead letters with the key of this task (`headrace dead-letters`), and into the workers' logs"
         )
         return build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, Refusal("unanswered", why))
 

@@ -67,7 +67,7 @@ class RunFollower(threading.Thread):
             if published.head - versions[policy] > limit:
                 return (
                     f"the worker serves {policy} at version {versions[policy]}, more than max_staleness ({limit}) "
-                    f"behind the newest version, {published.head}"
+                    f"versions behind the newest version, {published.head}"
                 )
         return ""
 

@@ -36,7 +36,10 @@ RUNTIME_TURN_S = 0.1
 FLUSH_S = 1.5
 LEFT_S = 1.0
 """Seconds that cancelled episodes get to end."""
-NO_PARTITIONS = "waits for partitions of its tasks; if this lasts, other workers may have all of them"
+NO_PARTITIONS = (
+    "waits for partitions of its tasks topic; if this lasts, other workers may have all partitions: then stop this "
+    "worker"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ REVISION_PATIENCE_S = 30.0
 
 def read_task(value: bytes, run_id: str) -> Task:
     """Return the task of a message. Raises MessageRefused for a task that cannot be played."""
-    task = decode_own(value, Task, run_id, lambda task: f"the task is of run id {task.run_id}, this run has {run_id}")
+    task = decode_own(value, Task, run_id, lambda task: f"the task has run id {task.run_id}, but this run has {run_id}")
     if wrong := list_unusable(task):
         raise MessageRefused("unusable", f"this task cannot be played: {'; '.join(wrong)}")
     return task
@@ -139,7 +139,8 @@ class TaskQueue:
         ledger = self._owned.ledger(partition_id)
         starts, is_suspect = ledger.count_starts(offset), ledger.has_to_run_alone(offset)
         if starts >= POISON_STARTS:
-            why = f"task {task.stream}:{task.number} was started {starts} times, and its worker died each time"
+            name = f"{task.stream}:{task.number}"
+            why = f"task {name} was started {starts} times, and its worker died each time: look into the workers' logs"
             return waiting.as_started("poison", Refusal("poison", why))
         if self._owned.alone is not None or (is_suspect and self._owned.running):
             refused.update(self._topics)

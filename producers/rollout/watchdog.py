@@ -30,8 +30,8 @@ LONGEST_STEP_S = 5.0
 """A longer time between two looks counts as this many seconds, because the process was suspended."""
 EXIT_CODE = 70
 STUCK_REMEDY = (
-    "the event loop was blocked, for example by a workflow that computes for a long time: the process prints its "
-    "stacks and ends; its tasks are started again"
+    "the event loop was blocked, for example by a workflow that computes for a long time (use asyncio.to_thread for "
+    "this): the process prints its stacks and ends; its tasks are started again"
 )
 
 

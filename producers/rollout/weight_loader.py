@@ -153,7 +153,7 @@ class WeightLoader:
         if found is None:
             why = (
                 f"the record of this version did not come in {EVENT_PATIENCE_S:g} s. The newest version that this "
-                f"worker knows is {published.head}: look into its log, whether it waits for Kafka or for weights"
+                f"worker knows is {published.head}: look into the worker's log; it may wait for Kafka or for weights"
                 if version > published.head
                 else "this worker has no record of this version. A worker keeps the records of the newest "
                 f"{RECENT_VERSIONS} versions, and the newest is {published.head}. If evaluations come too late, raise "

@@ -141,7 +141,7 @@ class StatusPosts:
             return True
         if not self._posted.done():
             if self._due_s > self._posted_at_s + SILENCE_S:
-                self._pauses.begin(KAFKA, f"no acknowledgement of this worker's status for {SILENCE_S:g} s")
+                self._pauses.begin(KAFKA, f"Kafka has not acknowledged this worker's status for {SILENCE_S:g} s")
             return False
         self._posted.result()
         self._pauses.end(KAFKA)

@@ -23,9 +23,7 @@ def test_what_was_deleted_before_it_was_archived_is_told_by_topic() -> None:
     gone = [Gone("tasks.sums", partition, 4, 10) for partition in range(8)]
     gone += [Gone("outcomes.solver", 1, 0, 3)]
     said = told(archive_page(Archived("a", "t", "t-1", {}, NO_OBJECTS, 0, tuple(gone), 1.0)))
-    assert (
-        "tasks.sums: the records at 48 offsets had been deleted before it was archived (finished tasks are deleted)"
-        in said
-    )
-    assert "outcomes.solver: the records at 3 offsets had been deleted before it was archived.\n" in said
+    by_topic = "the records at 48 offsets had been deleted before the topic was archived (finished tasks are deleted)"
+    assert f"tasks.sums: {by_topic}" in said
+    assert "outcomes.solver: the records at 3 offsets had been deleted before the topic was archived.\n" in said
     assert said.count("had been deleted") == 2

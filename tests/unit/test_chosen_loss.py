@@ -30,7 +30,7 @@ def trainer(**table: Any) -> TrainerSettings:
     [
         ({"loss": "m2p"}, r"^trainer\.loss: 'm2p' is not known; take one of m2po"),
         ({"loss": {"use": "m2po", "budgt": 1}}, "no option 'budgt'; the options are budget"),
-        ({"loss": {"use": "ppo", "clip_low": 2}}, "^trainer.loss: clip_low must be in 0..1"),
+        ({"loss": {"use": "ppo", "clip_low": 2}}, "^trainer.loss: clip_low must be from 0 to 1"),
         ({"aggregation": "token_men"}, "aggregation: 'token_men' is not known; take one of token_mean"),
         ({"aggregation": "constant"}, "'length' is missing"),
         ({"correction": ["tsi"]}, "correction: 'tsi' is not known; take one of tis"),

@@ -164,7 +164,9 @@ def test_an_unknown_schema_is_refused_until_it_is_learnt() -> None:
 
 
 def test_another_record_is_refused_by_name() -> None:
-    with pytest.raises(SchemaError, match=r"expected a Task, the message holds a headrace\.CuratedGroup"):
+    with pytest.raises(
+        SchemaError, match=r"expected a record Task, but the message holds a record headrace\.CuratedGroup"
+    ):
         codec.decode(codec.encode(CuratedGroup()), Task)
 
 

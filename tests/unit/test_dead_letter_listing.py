@@ -247,7 +247,7 @@ def test_people_see_where_a_letter_is_from_and_what_became_of_it() -> None:
     assert f"newest {MOST_ROWS}" in drawn(dead_letters_table([row()] * (MOST_ROWS + 1), None), 160)
     one = shown(row(), key="sums:6", headers={"run_id": "run-1"}, hex="c3 01", decoded=DecodedText("[bold]"))
     assert "[bold]" in drawn(dead_letter_view(one), 160), "bytes are no markup"
-    assert "7 bytes, so the record cannot be sent back" in drawn(dead_letter_view(replace(one, cut_bytes=7)), 160)
+    assert "7 bytes of the record, so it cannot be sent back" in drawn(dead_letter_view(replace(one, cut_bytes=7)), 160)
     notice = shown(row(offset=7, reason=REDRIVEN, redrives=4, failed_again=8, value_bytes=0))
     assert "letter 4; failed again as 8" in drawn(dead_letter_view(notice), 160)
 

@@ -201,7 +201,7 @@ def test_a_torn_object_and_weights_that_do_not_fit_are_refused() -> None:
     scene.publish(3, weights=None)
     assert scene.turn() == [0]
     assert scene.follower.find_stale({"p": 0}) == (
-        "the worker serves p at version 0, more than max_staleness (1) behind the newest version, 3"
+        "the worker serves p at version 0, more than max_staleness (1) versions behind the newest version, 3"
     )
     assert scene.follower.find_stale({"p": 2}) == ""
 

@@ -58,7 +58,7 @@ def test_a_start_is_given_up_when_its_engine_is_closed(tmp_path: Path) -> None:
     server, raised = build(tmp_path, NEVER_READY), list[EngineAway]()
 
     starting = begin_to_serve(server, ServedWeights(0, tmp_path), raised)
-    while "starts with version 0 (log: " not in server.trouble:
+    while "is being started with version 0 (log: " not in server.trouble:
         time.sleep(0.001)
     server.close()
     starting.join()

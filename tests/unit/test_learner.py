@@ -364,7 +364,7 @@ def test_with_a_learning_rate_of_0_versions_are_made_and_the_weights_stay() -> N
 
 
 def test_a_version_out_of_order_is_refused() -> None:
-    with pytest.raises(UsageError, match="at version 0, so it can only make 1 next; got 2"):
+    with pytest.raises(UsageError, match="at version 0, so the next can only be 1; got 2"):
         learner().step(batch(1), 2)
 
 

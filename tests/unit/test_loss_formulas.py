@@ -367,7 +367,7 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
         ({"use": "m2po", "floor_low": 1.0}, "floor_low"),
         ({"use": "gspo", "form": "word"}, "form must be sequence or token"),
         ({"use": "gmpo", "clip_low": -1}, "clip_low and clip_high must be at least 0"),
-        ({"use": "cispo", "clip_low": 2}, "clip_low in 0..1"),
+        ({"use": "cispo", "clip_low": 2}, "clip_low from 0 to 1"),
         ({"use": "sapo", "tau_negative": 0}, "tau_positive and tau_negative must be above 0"),
         ({"use": "dppo", "variant": "tv"}, "variant must be dppo or ipo"),
         ({"use": "dppo", "adv_tau": math.inf}, "adv_tau and kl_tau must be finite and at least 0, got inf"),

@@ -237,8 +237,8 @@ def test_of_the_runs_own_batches_only_versions_of_the_same_numerics_from_the_sta
     assert [(one.expected, one.equal) for one in made] == [("ab", False), ("ab", None), ("ab", None)]
     trained: Any = SimpleNamespace(versions=made)
     differ, others = map(str, _show_verdict(trained))
-    assert differ.startswith("1 of 1 versions differ from the run's, the first is 1")
-    assert others.startswith("2 versions are not comparable here, the first is 2")
+    assert differ.startswith("1 of 1 versions differ from the run's, the first is version 1")
+    assert others.startswith("2 versions are not comparable here, the first is version 2")
 
 
 def test_what_cannot_be_is_told_and_leaves_no_folder(tmp_path: Path) -> None:

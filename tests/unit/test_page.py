@@ -244,7 +244,7 @@ def test_the_status_tells_what_a_worker_made_and_wasted(moment: Moment) -> None:
 
     assert "at least 2.5% of 200 generated tokens: failed, cancelled, too late or done twice" in shown
     assert "rollout-sums-0 behind (two versions), 200 tokens since it started" in shown
-    assert "rollout-sums-0 gone, behind when it was last seen at 2023-11-14 22:13:20 UTC" in shown
+    assert "rollout-sums-0 gone; its last status, at 2023-11-14 22:13:20 UTC, was behind" in shown
 
 
 def test_page_and_status_show_a_worker_whose_time_is_none_and_what_was_wasted_of_unknown_tokens(moment: Moment) -> None:

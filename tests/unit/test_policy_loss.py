@@ -174,9 +174,12 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
         ({"use": "dppo", "threshold": -2.0}, "dppo: threshold must be 0 or more"),
         (
             {"correction": {"use": "icepop", "low": 5.0, "high": 0.2}},
-            "icepop: low must not be above high, got 5.0 and 0.2",
+            "icepop: low must not be above high, got low = 5.0 and high = 0.2",
         ),
-        ({"correction": {"use": "rejection", "high": 0.5}}, "rejection: low must not be above high, got 2.0 and 0.5"),
+        (
+            {"correction": {"use": "rejection", "high": 0.5}},
+            "rejection: low must not be above high, got low = 2.0 and high = 0.5",
+        ),
         ({"use": "headrace.trainers.losses:nothing"}, "loss: module headrace.trainers.losses has no 'nothing'"),
     ],
 )

@@ -95,7 +95,9 @@ def test_a_long_re_training_says_how_far_it_is_and_hears_that_it_shall_stop() ->
     assert said == [], "a short one says nothing"
     progress._said -= 60
     progress.report(4, 9)
-    assert said == ["version 4 is trained again after the checkpoint; version 9 is the last of these"]
+    assert said == [
+        "the batches after the checkpoint are trained again: done up to version 4, and version 9 is the last"
+    ]
     stop.set()
     with pytest.raises(StopRequested, match=r"done up to version 5, and version 9 is the last"):
         progress.report(5, 9)

@@ -38,5 +38,5 @@ def test_a_re_training_shows_which_versions_differ() -> None:
 
     shown = drawn(retrain_page(again, "headrace", "")).splitlines()
 
-    assert "1 of 2 versions differ from the recorded ones, the first is 4." in shown
+    assert "1 of 2 versions differ from the recorded versions, the first is version 4." in shown
     assert any("equal" in line for line in shown)

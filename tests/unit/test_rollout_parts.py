@@ -25,7 +25,7 @@ from headrace.producers.rollout.episodes import EPISODE
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.run_end import RunEnd
-from headrace.producers.rollout.runtime import WorkerRuntime
+from headrace.producers.rollout.runtime import NO_PARTITIONS, WorkerRuntime
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.version_holds import VersionHolds
@@ -420,7 +420,7 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
     assert [(one.state, one.detail) for one in posted] == [
         ("waiting", "imports the engine torch"),
         ("waiting", "files of solver: the trainer has published no version yet"),
-        ("rolling", "waits for partitions of its tasks; if this lasts, other workers may have all of them"),
+        ("rolling", NO_PARTITIONS),
         ("rolling", ""),
     ]
 

@@ -188,7 +188,7 @@ def test_groups_in_flight_at_the_end_are_lost_only_where_the_whole_audit_says_so
     assert "closes so far, with 4 groups in flight: nothing lost" in shown(waiting)
     gone = summary_of(monkeypatch, tmp_path, 24, lost=4)
     assert (gone.audit.ok, gone.audit.lost, gone.rest) == (False, 4, "")
-    assert "does not close: 4 lost" in shown(gone)
+    assert "does not close: groups lost: 4, groups doubled: 0" in shown(gone)
 
 
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
@@ -235,7 +235,7 @@ def test_the_closing_page_tells_what_came_of_the_run(found: Summary) -> None:
     solver = replace(solver, groups=counts, reward_first=None, reward_last=0.4, eval_last=None)
     page = shown(replace(found, policies={"solver": solver}, stood_still=("solver made no version for 130 s",)))
     for words in (
-        "solver: 12 replays, 10 trained beside 10 fresh groups (50%)",
+        "solver: 12 replays, 10 trained beside 10 fresh groups (50% of all trained)",
         "made no version for 130 s",
         "training reward  0.40 ",
         "held-out reward  not measured",

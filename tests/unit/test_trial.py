@@ -192,7 +192,7 @@ def test_an_error_in_an_episode_is_shown_from_the_users_first_line_on_with_task_
     assert (solver.step, solver.no_step) == (None, "no episode gave a trajectory")
     told = drawn(trial_page(found), 200)
     assert "sums:0:0  task sum1:lp=5+4?, ArithmeticError: cannot judge " in told
-    assert "in judge (solver, turn 2)\nand 2 more: sums:0:1, sums:0:2\nTraceback" in told
+    assert "in judge (solver, turn 2)\nand 2 more with this error: sums:0:1, sums:0:2\nTraceback" in told
     assert told.count("Traceback") == 1, "the same error once"
 
 

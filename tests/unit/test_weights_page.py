@@ -62,13 +62,13 @@ def test_a_policys_figures_are_one_line() -> None:
     figures = WeightsFigures(published=3, ratio=142.4, density=0.0104, encode_s=0.02, fetch_s=1.5, behind=2, skew=1)
     assert describe_weights(figures) == (
         "3 published, deltas 1/142 of the whole, 1.04% changed, encode 20 ms, fetch 1.5 s, "
-        "the last worker is 2 versions behind, workers 1 version apart (at most 0 so far)"
+        "the slowest worker is 2 versions behind, workers 1 version apart (at most 0 so far)"
     )
 
 
 def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     said = shown()
-    assert "1 version, made while the previous one was being published" in said
+    assert "1 version, made while the previous version was being published" in said
     assert "b version 1, 2 behind" in said
     assert "2.0 MB whole, 14.9 kB as deltas" in said
     assert "1 version by `headrace gc`, which deleted their objects" in said
@@ -76,10 +76,10 @@ def test_what_was_left_out_and_who_is_behind_is_said() -> None:
 
 
 def test_what_was_merged_and_what_a_joiner_fetches_is_said() -> None:
-    assert "to join   2.0 MB in 3 objects, 1.01 x whole" in shown()
+    assert "to join   2.0 MB in 3 objects, 1.01 times the whole weights" in shown()
     assert "merged" not in shown()
     sizes = {"anchor": 2_000_000, "delta": 14_900, "merged": 9_000, "whole": 0}
     said = shown(merged=(MergedDelta(0, 3, 9_000, 0),), bytes=sizes, join=Join(1, 2_000_000))
     assert "2.0 MB whole, 14.9 kB as deltas, 9.0 kB merged" in said
-    assert "2.0 MB in 1 object, 1.00 x whole" in said
+    assert "2.0 MB in 1 object, 1.00 times the whole weights" in said
     assert "the published objects do not lead to the" in shown(join=Join(0, 0))

@@ -181,7 +181,7 @@ class Learner:
         """Raise UsageError if the version is not the next one, and BatchError for an untrainable sequence."""
         if version != self.version + 1:
             raise UsageError(
-                f"the learner is at version {self.version}, so it can only make {self.version + 1} next; got {version}"
+                f"the learner is at version {self.version}, so the next can only be {self.version + 1}; got {version}"
             )
         limits = self.limits
         for sequence in sequences:

@@ -148,7 +148,7 @@ def _weights(name: str, tokens: TrainedTokens, level: str) -> Tensor:
 
 def _check_range(name: str, low: float, high: float) -> tuple[float, float]:
     if _check_positive(name, "low", low) > _check_positive(name, "high", high):
-        raise UsageError(f"{name}: low must not be above high, got {low} and {high}")
+        raise UsageError(f"{name}: low must not be above high, got low = {low} and high = {high}")
     return low, high
 
 

@@ -99,7 +99,8 @@ def m2po_bounds(
         )
     if not (0 <= floor_low < 1 and floor_high >= 0):
         raise UsageError(
-            f"m2po: floor_low must be from 0 to below 1, and floor_high at least 0; got {floor_low}, {floor_high}"
+            f"m2po: floor_low must be from 0 to below 1, and floor_high at least 0; got floor_low = {floor_low} and "
+            f"floor_high = {floor_high}"
         )
     if variant == "mask" and (floor_low or floor_high):
         raise UsageError('m2po: floor_low and floor_high have no effect with variant = "mask": leave them out')

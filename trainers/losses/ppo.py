@@ -58,4 +58,4 @@ def apply_dual_clip(terms: Tensor, advantages: Tensor, bound: float | None) -> t
 def check_clip(low: float, high: float) -> None:
     """Raise UsageError unless [1 - low, 1 + high] is a range around 1."""
     if not (0 <= low <= 1 and high >= 0):
-        raise UsageError(f"clip_low must be in 0..1 and clip_high at least 0, got {low} and {high}")
+        raise UsageError(f"clip_low must be from 0 to 1, and clip_high at least 0; got {low} and {high}")

@@ -22,7 +22,9 @@ def cispo(tokens: TrainedTokens, *, clip_low: float | None = None, clip_high: fl
         clip_high: The weight is at most 1 + clip_high: 5 by default, as in ScaleRL (arXiv 2510.13786).
     """
     if clip_high < 0 or (clip_low is not None and not 0 <= clip_low <= 1):
-        raise UsageError(f"cispo: clip_high must be at least 0 and clip_low in 0..1, got {clip_high} and {clip_low}")
+        raise UsageError(
+            f"cispo: clip_high must be at least 0, and clip_low from 0 to 1; got {clip_high} and {clip_low}"
+        )
     delta = log_ratio(tokens.logprobs, tokens.behaviour_logprobs).detach()
     ratio = delta.exp()
     weights = ratio.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)

@@ -143,7 +143,7 @@ class VersionUploader:
             policy=self._policy_variant,
             version=base.version,
             why=lost,
-            now="the newest version is published whole once more",
+            now="the newest version is published again as whole weights, to replace lost or damaged objects",
         )
         claim, shards = self._upload_anchor(base.tensors, base.weights_hash, given_up, anew=True)
         event = self._build_event(base.version, base.epoch, base.weights_hash, claim, shards)

@@ -132,7 +132,10 @@ class _Progress:
             )
         if time.monotonic() - self._said > SAY_EVERY_S:
             self._said = time.monotonic()
-            self.beat(f"version {version} is trained again after the checkpoint; version {last} is the last of these")
+            self.beat(
+                f"the batches after the checkpoint are trained again: done up to version {version}, and version {last} "
+                "is the last"
+            )
             log.info("trainer.resuming", policy=self.policy, version=version, last=last)
 
 
@@ -179,6 +182,7 @@ def _choose_epoch(policy_variant: str, learner: Learner, history: History, got: 
         expected=expected,
         got=got,
         fingerprint=differing,
-        why="weights or numerics fingerprint differ from those of the last version; training continues in a new epoch",
+        why="the weights or the numerics fingerprint (libraries, hardware, threads) differ from those of the last "
+        "version; training continues in a new epoch",
     )
     return epoch + 1

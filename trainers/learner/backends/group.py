@@ -140,7 +140,7 @@ class LeadingLearner(Learner):
         super().__init__(model, settings, seed, adapter, backend=_build_backend(settings))
 
     def _announce(self, command: str, *arguments: object) -> None:
-        assert LeadingLearner._newest is self, "the other processes have built a newer learner"  # noqa: S101 - a mistake
+        assert LeadingLearner._newest is self, "this learner is outdated: the other processes have a newer one"  # noqa: S101 - a mistake
         _send_command(command, *arguments)
 
     def apply_settings(self, settings: TrainerSettings, seed: int) -> None:
