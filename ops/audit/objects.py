@@ -117,7 +117,7 @@ class ObjectChecks:
         """Yield the differences between the files of these whole weights and those of the whole weights before."""
         names = {file.name for file in event.files}
         if names and (missing := sorted(NEEDED - names)):
-            yield f"it lacks {', '.join(missing)}, which workers need to serve it"
+            yield f"files that workers need to serve these weights are missing: {', '.join(missing)}"
         before = self._files.setdefault(_policy_variant(event), names)
         if names != before:
             here, there = (", ".join(sorted(some)) or "none" for some in (names, before))

@@ -170,5 +170,5 @@ def test_config_and_tokenizer_are_beside_an_anchor(tmp_path: Path) -> None:
     assert scene.said() == []
     scene.events = {0: replace(scene.events[0], files=files[:1])}
     assert next(what.partition(": ")[2] for what in scene.said()) == (
-        "it lacks tokenizer.json, which workers need to serve it"
+        "files that workers need to serve these weights are missing: tokenizer.json"
     )

@@ -90,7 +90,7 @@ def test_a_batch_is_as_its_recipe_has_it() -> None:
         ({"version": 2, "epoch": 1, "fingerprint": {"torch": "3"}},),
         (
             {"version": 2, "fingerprint": {"torch": "3"}},
-            "has another numerics fingerprint than the version before it, but the same epoch",
+            "than the version before it, so it must begin a new epoch, but its epoch is 0 too",
         ),
         (
             {"version": 2, "revision": 9},
