@@ -140,7 +140,10 @@ def iterate_batches(
             )
         first = first_uses.complete(message, curated)
         if first is None:
-            raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}: {ANEW}")
+            raise LineageBroken(
+                f"a batch replays group {use.stream}:{use.number}, but {archive.root} lacks the record of its first "
+                f"use: {ANEW}"
+            )
         return decode_group(archive, first)
 
     for batch in batches:
