@@ -136,7 +136,7 @@ def iterate_batches(
         if UseId.of(curated) != UseId.of(use):
             raise LineageBroken(
                 f"{topic}[{use.partition}] of {archive.root} must hold group {use.stream}:{use.number} at offset "
-                f"{use.offset}, as its batch says, but it holds {curated.stream}:{curated.number}: {ANEW}"
+                f"{use.offset}, as a batch says, but it holds {curated.stream}:{curated.number}: {ANEW}"
             )
         first = first_uses.complete(message, curated)
         if first is None:

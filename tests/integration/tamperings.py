@@ -111,7 +111,7 @@ CATALOGUE = tampering.all
 # --------------------------------------------------------------------------------------------------------------- recipe
 
 
-@tampering("recipe revision 0 has two contents")
+@tampering("recipe revision 0 has two different contents")
 def r8_revision_repeated_with_another_chain(hand: Hand) -> None:
     message, revision = hand.revision()
     text = with_recipe(revision.recipe, lambda recipe: recipe["trainer"].update(learning_rate=1.0))
