@@ -108,8 +108,8 @@ class ObjectChecks:
             )
         if policy_variant in self._lost and not was_lost:
             why = (
-                "its delta and the deltas after it, up to the next anchor, cannot be applied: the weights before it "
-                "are missing"
+                "its delta and all later deltas before the next anchor (whole weights) cannot be applied: the weights "
+                f"that its delta changes, of version {event.base_version}, are missing"
             )
             self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
 

@@ -21,7 +21,7 @@ from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 
-STRETCH = "its delta and the deltas after it, up to the next anchor, cannot be applied"
+STRETCH = "its delta and all later deltas before the next anchor (whole weights) cannot be applied"
 
 
 def weights(version: int) -> dict[str, Tensor]:

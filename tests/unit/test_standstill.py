@@ -143,14 +143,14 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         (
             "curator",
             said(ROLLING, lag={TRAJECTORIES: 5}),
-            "5 groups wait for the curator, which has concluded none",
+            "5 groups wait for the curator, which has concluded no group",
             "headrace curate --policy solver --run",
         ),
         ("trainer", said(ROLLING, lag={CURATED: 4}), "groups wait for the trainer"),
         (
             "playing",
             said(ROLLING),
-            "1 worker plays 7 episodes, and no group has concluded since; a batch needs 4 groups",
+            "1 worker plays 7 episodes, and no group has concluded since then; a batch needs 4 groups",
         ),
     ):
         assert found is not None
