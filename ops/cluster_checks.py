@@ -160,7 +160,7 @@ def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
         else []
     )
     words += [f"{missing} {inflect(missing, 'is', 'are')} missing and will be created"] if missing else []
-    words += [f"settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
+    words += [f"the settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
     return Finding("topics", ok=True, detail=", ".join(words) or "the run needs none", is_note=unread > 0)
 
 
@@ -225,7 +225,7 @@ def _check_rights(seen: SeenCluster, wanted: Wanted, user: str) -> list[Finding]
         )
         for (operation, kind), names in lacking.items()
     ]
-    return found or [Finding("rights", ok=True, detail="all that a run needs, as far as Kafka shows them")]
+    return found or [Finding("rights", ok=True, detail="all rights that a run needs, as far as Kafka shows them")]
 
 
 def _find_forbidden(seen: SeenCluster, topic: str) -> frozenset[str]:
@@ -289,8 +289,10 @@ def examine_run(text: str) -> list[Finding]:
     found = examine_cluster(address.connection, find_needs_of_unbegun(address.run))
     is_fit = all(finding.ok for finding in found)
     if not is_fit or address.run not in list_runs(address.connection, CLUSTER_PATIENCE_S):
-        why = f"known before run {address.run} begins" if is_fit else "checked, because the cluster lacks something"
-        detail = f"not {why}: `headrace doctor RECIPE` checks it"
+        why = (
+            f"known before run {address.run} begins" if is_fit else "checked, because the cluster failed another check"
+        )
+        detail = f"not {why}: `headrace doctor RECIPE` checks the store"
         return [*found, Finding("store", ok=True, detail=detail, is_note=True)]
     run = join(address, CLUSTER_PATIENCE_S)
     found = examine_cluster(address.connection, find_needs(run.recipe, run.topic_specs))

@@ -125,7 +125,10 @@ def find_device_faults(wanted: Sequence[WantedDevice], seen: SeenDevices) -> lis
         if device.error and one.is_cuda:
             known = f"cuda:0 to cuda:{seen.gpus - 1}" if seen.gpus > 1 else "cuda:0"
             faults.append(
-                Fault(f'{one.key} is "{one.name}", but torch cannot use it ({device.error}); it finds {known} here')
+                Fault(
+                    f'{one.key} is "{one.name}", but torch cannot use it ({device.error}): set a GPU '
+                    f"that torch finds here, {known}"
+                )
             )
         elif device.error:
             known = 'set "cpu", "cuda", or a GPU by its number, as in "cuda:1"'

@@ -130,7 +130,11 @@ def _check_memory() -> Finding:
 
 def _check_disk() -> Finding:
     free = shutil.disk_usage(Path()).free
-    hint = "" if free >= DISK_BYTES else f"; a run may need {DISK_BYTES / GIB:.0f} GiB: delete files, or change --data"
+    hint = (
+        ""
+        if free >= DISK_BYTES
+        else f"; a run may need {DISK_BYTES / GIB:.0f} GiB: delete files, or give a folder elsewhere by --data"
+    )
     return Finding("disk", free >= DISK_BYTES, f"{free / GIB:.1f} GiB free in {Path().absolute()}{hint}")
 
 

@@ -52,7 +52,7 @@ class ErrorSeen:
             return f"{episodes} of {self.stream} failed: {describe_error(self.first)}; first at version {self.version}"
         task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
         if self.has_traceback:
-            task += f", with its traceback: `headrace lineage --group {self.stream}:{self.number}`"
+            task += f"; `headrace lineage --group {self.stream}:{self.number}` shows its traceback"
         one = "in" if self.count == 1 else "one in"
         return f"{episodes} failed: {describe_error(self.first)}; {one} task {task}"
 

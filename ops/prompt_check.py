@@ -60,8 +60,8 @@ def check_template_takes_prompt(environment: Environment, name: str, policy: Pol
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
             f"the chat template of policies.{name} refuses the first prompt of environment {environment.name}, whose "
-            f"messages are of {roles}: {refused}. Ask in a form that it takes, for example without `system`, or use a "
-            "model with another template"
+            f"messages are of {roles}: {refused}. Give the prompt in a form that the template "
+            "accepts, for example without `system`, or use a model with another template"
         ) from None
     except Exception:  # noqa: BLE001 - what else fails here is no proof
         return

@@ -59,6 +59,6 @@ def find_shortened(connection: Connection, topics: Iterable[str]) -> Iterator[st
     for (topic, partition), offset in fetch_begin_offsets(connection, find_start_positions(connection, topics)).items():
         if offset:
             yield (
-                f"the records of {topic}[{partition}] before offset {offset} are gone: was the topic's retention "
-                "changed?"
+                f"the records of {topic}[{partition}] before offset {offset} are gone, although the "
+                "topic must keep all records: check whether its retention settings were changed"
             )

@@ -41,7 +41,8 @@ class BatchRecords:
         name = f"version {facts.version} of {self._variant}"
         if before is not None and before.epoch == facts.epoch and before.fingerprint != facts.fingerprint:
             self._wrong.append(
-                f"{name} has another numerics fingerprint than the version before it, but the same epoch: {facts.where}"
+                f"{name} has another numerics fingerprint than the version before it, so it must begin a new epoch, "
+                f"but its epoch is {facts.epoch} too: {facts.where}"
             )
         if before is not None and facts.revision < before.revision:
             self._wrong.append(

@@ -77,7 +77,7 @@ def _find_broken_conclusions(page: Page, issued: int, scope: Scope) -> Iterator[
     yield "is a dead letter, but was also trained or discarded", page.died & (trained | discarded)
     yield "was discarded without a reason", page.mask(NO_REASON)
     yield "was evicted by the trainer more than once", page.mask(EVICTED_TWICE)
-    yield "was evicted by the trainer, but its outcome has another verdict ({reason})", page.mask(ODD_VERDICT)
+    yield "was evicted by the trainer for another reason than its outcome gives ({reason})", page.mask(ODD_VERDICT)
     yield "was concluded, but never issued", page.concluded & ~page.is_below(issued)
     yield "was trained, but no outcome says that it was kept", trained & ~page.mask(KEPT)
     yield "was evicted by the trainer, but no outcome says so", evicted & ~discarded & ~page.died
@@ -88,7 +88,8 @@ def _find_broken_conclusions(page: Page, issued: int, scope: Scope) -> Iterator[
 
 def _find_broken_versions(page: Page) -> Iterator[tuple[str, Mask]]:
     yield "was trained after its deadline", page.mask(LATE)
-    yield "was trained into a version that is not newer than the one that sampled its newest token", page.mask(EARLY)
+    early = "was trained into a version that is not newer than the version that sampled its newest token"
+    yield early, page.mask(EARLY)
     vanished = page.mask(OVERDUE) & ~page.concluded & ~page.mask(EVICTED)
     yield "was read by the trainer and is past its deadline, but was neither trained nor evicted", vanished
 
@@ -101,7 +102,8 @@ def _find_broken_groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple
     silent = due & ~page.mask(KEPT | DISCARDED | CURATED) & ~page.died
     yield "was read by the curators, but has no outcome and no dead letter", silent & (not scope.drained)
     yield "has a curated record, but no outcome says that it was kept", curated & due & ~kept & (not scope.still)
-    yield "has an outcome that does not match any group that its workers produced", page.mask(ODD_FACTS)
+    odd = "has an outcome that does not match any group that workers produced: rewards, lengths, counts or task differ"
+    yield odd, page.mask(ODD_FACTS)
     yield "has its curated record at another offset than its batch record gives", page.mask(MISPLACED)
     yield "has more than one curated record", page.mask(CURATED_TWICE)
     yield "was kept, but has no curated record", kept & ~curated
@@ -114,7 +116,7 @@ def _find_broken_groups(page: Page, issued: int, scope: Scope) -> Iterator[tuple
 
 def _find_broken_replays(page: Page, before: Page, scope: Scope) -> Iterator[tuple[str, Mask]]:
     asked = page.mask(KEPT)
-    yield "is a replay, but the use before it was never kept", asked & ~before.mask(KEPT)
+    yield "is a replay, but the same group's use before this replay was never kept", asked & ~before.mask(KEPT)
     if scope.drained:
         vanished = asked & page.mask(PASSED) & ~page.concluded
         yield "was read by the trainer, but neither trained nor evicted", vanished

@@ -105,18 +105,18 @@ def _compare_with_snapshots(
         elif commit is None:
             if committed.commits:  # Kafka forgets all commits of a group that was stopped for days
                 yield (
-                    f"consumer group {group.name} has no committed offset of {name}, but there is a snapshot of offset "
-                    f"{position}"
+                    f"consumer group {group.name} has no committed offset of {name}, but its snapshot "
+                    f"{name_offset(newest)} was taken at offset {position} of that partition"
                 )
         elif commit.offset < position:
             yield (
                 f"consumer group {group.name} has committed offset {commit.offset} of {name}, but its snapshot "
-                f"{name_offset(newest)} is of the later offset {position}"
+                f"{name_offset(newest)} was taken at the later offset {position} of that partition"
             )
         elif _find_snapshot_offset(commit) < newest.offset:
             yield (
-                f"consumer group {group.name} restores {name} from {_name_snapshot(commit)}, but the snapshot "
-                f"{name_offset(newest)} is newer, and was written without a commit of its offset"
+                f"the commit of consumer group {group.name} for {name} names {_name_snapshot(commit)}, but the "
+                f"snapshot {name_offset(newest)} is newer, and no commit names it"
             )
 
 

@@ -74,7 +74,7 @@ class DeepLook:
         dead_letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", 0))
         if dead_letter and digest != _compute_digest(message.value):
             where = name_offset(message)
-            self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than {where}")
+            self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than its record {where}")
         if variant is None:
             self._match_bytes(message)
         if not (is_new or is_sent_back(message)):
@@ -160,8 +160,9 @@ class DeepLook:
         deadline = self._account.flights[policy_variant].deadline(curated.revision, curated.min_version)
         if not curated.use and deadline is not None and curated.deadline_version != deadline:
             raise UnfitValue(
-                f"its deadline is version {curated.deadline_version}, but it must be version {deadline}, by its oldest "
-                f"token and the max_staleness of recipe revision {curated.revision}"
+                f"its deadline is version {curated.deadline_version}, but it must be version {deadline}: its oldest "
+                f"token's version ({curated.min_version}) plus the trainer's max_staleness "
+                f"({deadline - curated.min_version}) in recipe revision {curated.revision}"
             )
         if not variant_of(policy_variant):
             numbers.mark_if_late(*identity, curated.deadline_version)

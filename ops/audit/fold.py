@@ -205,7 +205,7 @@ class AuditFold:
         policy, group = self._read_checked_headers(message)
         if group.number % self.recipe.kafka.partitions != message.partition:
             own = group.number % self.recipe.kafka.partitions
-            raise HeaderError(f"number {group.number} does not belong to this partition, but to partition {own}")
+            raise HeaderError(f"group number {group.number} does not belong to this partition, but to partition {own}")
         record_id = (message.topic, message.partition, message.offset)
         return self.account.fold_produced(policy, group.stream, group.number, record_id)
 

@@ -108,8 +108,8 @@ class ObjectChecks:
             )
         if policy_variant in self._lost and not was_lost:
             why = (
-                "its delta and the deltas after it, up to the next anchor, cannot be applied: the weights before it "
-                "are missing"
+                "its delta and all later deltas before the next anchor (whole weights) cannot be applied: the weights "
+                f"that its delta changes, of version {event.base_version}, are missing"
             )
             self._of_versions.append(((policy_variant, WEIGHTS, event.base_version), f"{name} {why}"))
 
@@ -117,7 +117,7 @@ class ObjectChecks:
         """Yield the differences between the files of these whole weights and those of the whole weights before."""
         names = {file.name for file in event.files}
         if names and (missing := sorted(NEEDED - names)):
-            yield f"it lacks {', '.join(missing)}, which workers need to serve it"
+            yield f"files that workers need to serve these weights are missing: {', '.join(missing)}"
         before = self._files.setdefault(_policy_variant(event), names)
         if names != before:
             here, there = (", ".join(sorted(some)) or "none" for some in (names, before))

@@ -44,7 +44,7 @@ def recipe_problems(
             continue
         before, known = first[number]
         if differing := [*_describe_differences(known, revision)]:
-            yield f"recipe revision {number} has two contents ({'; '.join(differing)}): {before} and {where}"
+            yield f"recipe revision {number} has two different contents ({'; '.join(differing)}): {before} and {where}"
         first[number] = before, _with_sources(known, revision)
     for stream, spans in begins.items():
         for number in sorted({number for number, _ in spans} - first.keys()):
@@ -90,7 +90,10 @@ def schema_problems(revisions: Iterable[RecipeRevision], seen: Mapping[bytes, st
     own = {codec.fingerprint_of(json.loads(text)) for text in codec.schema_texts().values()}
     for fingerprint, where in seen.items():
         if fingerprint in own and fingerprint not in known:
-            yield f"{where} is written with a schema that no record of the recipe topic holds"
+            yield (
+                f"{where} is written with a schema that no record of the recipe topic holds, so later releases may be "
+                "unable to read it"
+            )
 
 
 def _describe_differences(one: RecipeRevision, other: RecipeRevision) -> Iterator[str]:

@@ -73,13 +73,13 @@ class ReplayChecks:
         counts, oldest = self._find_page(curated, partition)
         first, min_version = counts[curated.number & LOW], oldest[curated.number & LOW]
         if first < 0:
-            raise UnfitValue("it is a replay, but its first use is not before it on its partition")
+            raise UnfitValue("it is a replay, but no record before it on this partition is the first use of its group")
         if curated.min_version != min_version:
             raise UnfitValue(f"its oldest version is {curated.min_version}, but that of its first use is {min_version}")
         if curated.first_back not in (0, count - first):
             raise UnfitValue(
-                f"its first_back says that its first use is {curated.first_back} curated records before it, but it is "
-                f"{count - first} records before it"
+                f"its first_back is {curated.first_back}, but its first use is {count - first} curated records "
+                "before it"
             )
 
     def _check_limits(self, curated: CuratedGroup) -> None:

@@ -119,7 +119,7 @@ class WeightsChain:
         nearest = self._anchor if version is None else self._anchors.get(version, -1)
         if 0 <= offset != nearest >= 0:
             self.broken.add_sentence(
-                f"{where} names offset {offset} as its anchor, but the nearest anchor is at {nearest}"
+                f"{where} names offset {offset} as its anchor, but the nearest whole weights are at offset {nearest}"
             )
 
     def fold_whole(self, version: int, link: ChainLink) -> None:

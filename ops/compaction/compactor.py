@@ -179,7 +179,7 @@ class Compactor:
         )
         doing = f"publishing {name_of(event)}"
         if self._producer.flush(ANNOUNCE_S):
-            raise KafkaAway(f"{doing}: Kafka did not confirm it within {ANNOUNCE_S:.0f} s")
+            raise KafkaAway(f"{doing}: Kafka did not confirm the record within {ANNOUNCE_S:.0f} s")
         if failed:
             raise translate_error(KafkaException(failed[0]), doing)
         reach("compact.announced")

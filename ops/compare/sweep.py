@@ -267,9 +267,9 @@ class _Playing:
             self._data.check(run)
         if _identify_archive(self._sweep) != self._source:
             raise UsageError(
-                f"the archive {self._sweep.archive} has changed since the sweep began, so run {run.name} could not be "
-                "compared with the earlier runs: archive nothing into it during a sweep, and give the sweep another "
-                "folder by --data"
+                f"the archive {self._sweep.archive} has changed since the sweep began, so run {run.name} is not "
+                "played: it could not be compared with the earlier runs. Archive nothing into it during a sweep, and "
+                "give the sweep another folder by --data"
             )
         run_folder.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(run_folder.recipe, remove_addresses(run.recipe).to_json().encode())
@@ -359,5 +359,5 @@ def describe_run_result(summary: RunResult) -> str:
         known = {what: [f"{value:.2f}" for value in both if value is not None] for what, both in ends.items()}
         changes += [f"{whose}{what} {' → '.join(both)}" for what, both in known.items() if both]
     trajectories = sum(block.trajectories for block in summary.policies.values())
-    audit = "" if summary.audit is None or summary.audit.ok else "; its audit does not close"
+    audit = "" if summary.audit is None or summary.audit.ok else "; its audit found problems"
     return ", ".join([*changes, f"{trajectories:,} trajectories, {summary.wall_s:.0f} s{audit}"])

@@ -59,6 +59,6 @@ class SweptData:
                 raise OtherData(
                     f"variant {run.variant}: its data has changed since the sweep began:\n"
                     + "\n".join(f"  {line}" for line in differing)
-                    + "\nIts runs could not be compared. Restore the data, or give the sweep a folder other than "
-                    f"{self._path.parent} by --data"
+                    + "\nRuns on other data cannot be compared. Restore the data, or give the sweep a folder other "
+                    f"than {self._path.parent} by --data"
                 )

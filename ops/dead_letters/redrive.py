@@ -45,7 +45,8 @@ FOR_GOOD = {
     "misrouted": "its topic or partition does not accept the record, and would not accept a copy",
     "not_issued": "its task was not issued when the record arrived, so no worker of this run wrote the record",
     "poison": "its task has concluded with reason poison, so a copy would be a duplicate",
-    "forgotten": "it was sent back before, but its curator had too many dead letters and has forgotten its task",
+    "forgotten": "it was sent back before, but its curator had too many dead letters, and no longer knows whether a "
+    "copy would be a duplicate",
 }
 """Reasons of dead letters that can never be sent back."""
 

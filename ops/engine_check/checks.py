@@ -44,7 +44,10 @@ async def check_logprobs(subject: Subject) -> str:
             "lower --tolerance"
         )
     convention = subject.engine.logprob_convention
-    return f"{tokens} tokens at temperatures 1, 0.6 and 0 ({convention}) differ by {own:.1e} in the mean"
+    return (
+        f"log-probabilities of {tokens} tokens at temperatures 1, 0.6 and 0 ({convention}) differ from a plain forward "
+        f"pass by {own:.1e} in the mean"
+    )
 
 
 async def check_seeds(subject: Subject) -> str:
@@ -60,7 +63,7 @@ async def check_seeds(subject: Subject) -> str:
         )
     if one == other:
         raise Broken(f"seeds 1 and 2 gave the same {len(one)} tokens at temperature 1")
-    return f"seed 1 gave the same {len(one)} tokens twice, seed 2 gave others"
+    return f"seed 1 gave the same {len(one)} tokens twice, seed 2 gave other tokens"
 
 
 async def check_ends(subject: Subject) -> str:
@@ -80,7 +83,7 @@ async def check_ends(subject: Subject) -> str:
             f"a request with stop id {stop} must return the tokens {expected} with finish_reason 'stop'; it returned "
             f"{cut.ids.tolist()} with {cut.finish_reason!r}"
         )
-    return "ended at 24 tokens as 'length', and at a stop id as 'stop'"
+    return "ended at 24 tokens with finish_reason 'length', and at a stop id with 'stop'"
 
 
 async def check_refusals(subject: Subject) -> str:
@@ -104,7 +107,7 @@ async def check_refusals(subject: Subject) -> str:
     await good
     if answered:
         raise Broken(f"a request must raise EngineError for each of these, but was answered: {'; '.join(answered)}")
-    return f"{len(wrong)} wrong requests raised EngineError; a correct one at the same time was answered"
+    return f"{len(wrong)} wrong requests raised EngineError; a correct request at the same time was answered"
 
 
 async def check_context(subject: Subject) -> str:
@@ -117,7 +120,8 @@ async def check_context(subject: Subject) -> str:
     made = await subject.generate(subject.draw_prompt(4, context - 3), Sampling(max_tokens=100))
     if len(made.ids) > 3:
         raise Broken(
-            f"after a prompt of {context - 3} tokens the context of {context} leaves 3, but {len(made.ids)} were made"
+            f"after a prompt of {context - 3} tokens the context of {context} has room for 3, but "
+            f"{len(made.ids)} were made"
         )
     return f"{len(made.ids)} tokens were made where the context of {context} had room for 3"
 
@@ -141,7 +145,7 @@ async def check_deadline(subject: Subject) -> str:
         )
     if len(made.ids):
         subject.compare(prompt, made)
-    return f"ended as 'cancelled' after {len(made.ids)} tokens"
+    return f"ended with finish_reason 'cancelled' after {len(made.ids)} tokens"
 
 
 async def check_cancelling(subject: Subject) -> str:
@@ -184,7 +188,7 @@ async def check_swaps(subject: Subject) -> str:
         )
     tokens = sum(len(made.ids) for _, made in found)
     mixed = sum(len(made.version_runs) > 1 for _, made in found)
-    return f"{SWAPS} swaps under {REQUESTS} requests: {tokens:,} tokens, {mixed} generations of several versions"
+    return f"{SWAPS} swaps during {REQUESTS} requests: {tokens:,} tokens, {mixed} answers by more than one version"
 
 
 async def _swap_and_ask(subject: Subject) -> list[Answered]:
@@ -271,7 +275,8 @@ async def check_closing(subject: Subject) -> str:
         await subject.generate(subject.draw_prompt(9), most)
     except EngineError:
         is_refused = isinstance(open_one, EngineError)
-        return "an open and a later request raised EngineError" if is_refused else "a later request raised EngineError"
+        later = "a request after close() raised EngineError"
+        return f"an open request and {later}" if is_refused else later
     raise Broken("a request after close() must raise EngineError; it was answered")
 
 

@@ -146,9 +146,9 @@ def _look_at_rewards(newest: Sequence[_Seen], stream: str = "") -> Iterator[_Sai
     whose = f" of workflow {stream}" if stream else ""
     words = (
         f"All {len(rewards)} trajectories of the newest {len(newest)} groups{whose} have reward {rewards[0]:g}: "
-        "nothing can be learnt from that. Check with `headrace inspect --trajectory` whether the scorer judges the "
-        "answers correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; with a high "
-        "one, use harder tasks."
+        "nothing can be learnt from equal rewards. Check with `headrace inspect --trajectory` whether the scorer "
+        "judges the answers correctly. If it does: with a low reward, use easier tasks, a warm start or more tokens; "
+        "with a high reward, use harder tasks."
     )
     yield "one_reward", words, stream
 

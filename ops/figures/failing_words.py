@@ -16,13 +16,13 @@ def describe_failing(found: Failing, workflows: int, since: str) -> str:
     """
     names = ", ".join(found.streams)
     of = f" of {'workflow' if len(found.streams) == 1 else 'workflows'} {names}" if workflows > 1 else ""
-    most = f"most of them by {describe_error(found.error)}"
+    most = f"most of them with {describe_error(found.error)}"
     return f"gets no episode{of}: all {found.episodes:,} since {since} failed, {most}"
 
 
 def describe_end_of_failing(limit_s: float, *, is_hopeless: bool, has_launcher: bool) -> str:
     """Return what happens by itself; with a limit, of a run in which nothing has ever succeeded."""
-    when = f"after {limit_s:g} s of failed episodes only (launch.all_failed_limit_s)"
+    when = f"after {limit_s:g} s in which every episode failed (launch.all_failed_limit_s)"
     itself = "the feeder issues further tasks"
     if not limit_s:
         return itself

@@ -69,7 +69,7 @@ ADVICE_BY_REASON = {
     "expired": ("workers play newer groups", "raise trainer.max_staleness, or run fewer workers for this trainer"),
     "surplus": ("newer groups are trained on", "run fewer workers for this trainer"),
     "algorithm_failed": (
-        "the next groups go through the chain; eight failed groups in a row end the curator",
+        "the next groups go through the chain; after eight failed groups in a row the curator ends with an error",
         "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
     ),
     "failed": ("the feeder issues further tasks", "`headrace discards` shows how the episodes fail"),
@@ -310,7 +310,7 @@ class _Stand:
         name = f"curate-{self.policy_variant}"
         since = f" since {self._format_time(last_ms)}" if last_ms else ""
         groups = f"{waiting} {inflect(waiting, 'group waits', 'groups wait')}"
-        short = f"{groups} for the curator, which has concluded none{since}"
+        short = f"{groups} for the curator, which has concluded no group{since}"
         to_do = (
             f"{self._log_hint(f'{name}-0')}, or start a curator by `headrace curate --policy {policy} --run ADDRESS`"
         )

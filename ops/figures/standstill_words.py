@@ -17,10 +17,10 @@ def describe_playing(workers: int, episodes: int, concluded: int, discarded: int
         discarded: How many of them were discarded.
         batch: Groups of a batch.
     """
-    came = "no group has concluded since"
+    came = "no group has concluded since then"
     if concluded:
         groups = inflect(concluded, "group has", "groups have")
-        came = f"{concluded} {groups} concluded since, {discarded} of them discarded"
+        came = f"{concluded} {groups} concluded since then, {discarded} of them discarded"
     plays = f"{workers} {inflect(workers, 'worker plays', 'workers play')} {episodes} {inflect(episodes, 'episode')}"
     return f"{plays}, and {came}; a batch needs {batch} {inflect(batch, 'group')}"
 

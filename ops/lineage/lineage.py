@@ -288,5 +288,5 @@ def find_trained_policies(run: Run, stream: str) -> tuple[str, ...]:
     if stream.partition(".")[0] not in streams.workflows:
         raise UsageError(f"run {run.address.run} has no stream {stream!r}: it has {', '.join(streams.workflows)}")
     if not (policies := streams.policies_of(stream)):
-        raise UsageError(f"stream {stream!r} of run {run.address.run} trains no policy that its newest recipe has")
+        raise UsageError(f"stream {stream!r} of run {run.address.run} trains no policy of the run's newest recipe")
     return policies

@@ -136,11 +136,14 @@ def iterate_batches(
         if UseId.of(curated) != UseId.of(use):
             raise LineageBroken(
                 f"{topic}[{use.partition}] of {archive.root} must hold group {use.stream}:{use.number} at offset "
-                f"{use.offset}, as its batch says, but it holds {curated.stream}:{curated.number}: {ANEW}"
+                f"{use.offset}, as a batch says, but it holds {curated.stream}:{curated.number}: {ANEW}"
             )
         first = first_uses.complete(message, curated)
         if first is None:
-            raise LineageBroken(f"the first use of {use.stream}:{use.number} is not in {archive.root}: {ANEW}")
+            raise LineageBroken(
+                f"a batch replays group {use.stream}:{use.number}, but {archive.root} lacks the record of its first "
+                f"use: {ANEW}"
+            )
         return decode_group(archive, first)
 
     for batch in batches:

@@ -25,9 +25,7 @@ from headrace.trainers.learner.model import encode_model_files, load_model
 from headrace.trainers.start import build_first_model
 from headrace.trainers.versions.remake import load_learner_at
 
-ELSEWHERE = (
-    "begin with `headrace offline train --start` and another archive with weights, or a folder in Hugging Face's layout"
-)
+ELSEWHERE = "give `headrace offline train --start` another archive with weights, or a folder in Hugging Face's layout"
 HOW = f"add checkpoints to it with `headrace archive --with-weights`, or {ELSEWHERE}"
 
 

@@ -210,7 +210,7 @@ def _claim_folder(request: OfflineRequest, archive: Archive) -> None:
             listed = "".join(f"\n  {line}" for line in changed)
             raise UsageError(
                 f"{request.data} holds an experiment with other settings:{listed}\nGive another folder by --data, or "
-                "delete this folder"
+                f"delete {request.data}"
             )
     elif there := [name for name in (CURATED, TRAINED) if (request.data / name).exists()]:
         raise UsageError(

@@ -235,7 +235,9 @@ def _explain_no_version(
             f"training begins with version {learner.version}, but trainer.steps of policy {policy} is {steps}, so no "
             f"version is made: give --set {key}.steps=N" + ", or a larger --steps" * has_steps
         )
-    enough = f"{counts.left} {inflect(counts.left, 'group')} could be trained on, but a batch needs {batch}"
+    enough = (
+        f"{counts.left} {inflect(counts.left, 'group was', 'groups were')} left to train on, but a batch needs {batch}"
+    )
     words = [f"of the {counts.read} curated records of {archive.root}, {enough}"]
     if evicted := ", ".join(f"{count} {why}" for why, count in sorted(counts.evicted.items())):
         words.append(f"Evicted before a batch was full: {evicted}")

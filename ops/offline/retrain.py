@@ -128,7 +128,9 @@ def cut_into_stretches(history: History, span: VersionSpan, whose: str) -> list[
     start = _find_checkpoint(history, begin, whose)
     newest, oldest = history.batches[-1].version if history.batches else start, min(history.checkpoints)
     if newest <= oldest:
-        raise UsageError(f"{whose} has no version after its oldest checkpoint, of version {oldest}, to train again yet")
+        raise UsageError(
+            f"{whose} has no version to train again yet: none is newer than {oldest}, its oldest checkpoint"
+        )
     if begin is not None and begin > newest:
         raise UsageError(
             f"--from {begin} is above {newest}, the newest version of {whose}. Training "

@@ -364,7 +364,7 @@ def _delete(run: Run, request: CollectionRequest, doomed: list[Doomed], due_s: f
         if seconds_awake_or_asleep() > due_s:
             raise TooSlow(
                 f"not all objects could be deleted within {DELETE_WITHIN.total_seconds() / 3600:.0f} h of listing "
-                "them. Later, gc could not tell whether a trainer has written an object again since. So the rest is "
+                "them. After that time gc cannot tell whether a trainer has written an object again, so the rest is "
                 "kept: give the command again to continue"
             )
         # Checked as late as possible: a trainer that resumes may make the same bytes, and write them again.

@@ -106,8 +106,8 @@ class Marker:
         except SchemaError as error:
             where = name_offset(message)
             raise Unreadable(
-                f"{where} cannot be read: {error}. It may name objects, so nothing is deleted: use the newest release "
-                "of Headrace that writes to this run"
+                f"{where} cannot be read: {error}. That record may name objects, so nothing is deleted: use the "
+                "newest release of Headrace that writes to this run"
             ) from error
 
     def _fold_version(self, message: Message) -> bool:

@@ -172,8 +172,8 @@ class RecordedLog(AuditedLog):
         for (topic, partition), offset in self._kept.begins.items():
             if topic in set(topics) and offset:
                 yield (
-                    f"the records of {topic}[{partition}] before offset {offset} are gone: was the topic's retention "
-                    "changed?"
+                    f"the records of {topic}[{partition}] before offset {offset} are gone, although the "
+                    "topic must keep all records: check whether its retention settings were changed"
                 )
 
     def fetch_committed(self, groups: Iterable[commits.Group]) -> Answer:

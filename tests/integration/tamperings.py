@@ -111,7 +111,7 @@ CATALOGUE = tampering.all
 # --------------------------------------------------------------------------------------------------------------- recipe
 
 
-@tampering("recipe revision 0 has two contents")
+@tampering("recipe revision 0 has two different contents")
 def r8_revision_repeated_with_another_chain(hand: Hand) -> None:
     message, revision = hand.revision()
     text = with_recipe(revision.recipe, lambda recipe: recipe["trainer"].update(learning_rate=1.0))
@@ -197,7 +197,7 @@ def of_version(version: int) -> Callable[[TrajectoryGroup], TrajectoryGroup]:
     return change
 
 
-@tampering("was trained into a version that is not newer than the one that sampled its newest token")
+@tampering("was trained into a version that is not newer than the version that sampled its newest token")
 def j6_tokens_of_a_version_that_never_was(hand: Hand) -> None:
     version = hand.middle + 50
     hand.change_group(hand.trained[0].number, of_version(version), max_version=version)

@@ -54,7 +54,7 @@ def change_batch(hand: Hand, version: int, change: Callable[[tuple[GroupUse, ...
     hand.put(message, replace(batch, groups=change(batch.groups)))
 
 
-@rich("its first_back says that its first use is .* curated records before it")
+@rich("its first_back is .*, but its first use is .* curated records before it")
 def rp14_first_back_altered(hand: Hand) -> None:
     message, curated = replay_record(hand)
     hand.put(message, replace(curated, first_back=curated.first_back + 7))

@@ -259,7 +259,9 @@ def test_a_replay_whose_use_before_vanished_is_found() -> None:
     log.batch(2, 0, use=2)
     log.weights(1)
     log.weights(2)
-    assert says(log.audit(STILL)) == ["sums:0 of solver (use 2) is a replay, but the use before it was never kept"]
+    assert says(log.audit(STILL)) == [
+        "sums:0 of solver (use 2) is a replay, but the same group's use before this replay was never kept"
+    ]
 
 
 def test_a_dead_task_is_dead_for_all_policies_of_its_workflow() -> None:
@@ -566,7 +568,10 @@ def test_a_group_that_was_trained_into_the_wrong_version_is_named() -> None:
         (
             2,
             3,
-            "sums:8 of solver was trained into a version that is not newer than the one that sampled its newest token",
+            (
+                "sums:8 of solver was trained into a version that is not newer than the version that sampled its "
+                "newest token"
+            ),
         ),
     ):
         log = clean()
@@ -589,7 +594,7 @@ def test_the_outcome_of_an_eviction_has_its_verdict() -> None:
     log.batch(-1, evictions=(Eviction(GroupUse("sums", 7), "surplus"),))
     log.outcome(7, "expired", "expired", component="train")
     assert says(log.audit(STILL)) == [
-        "sums:7 of solver was evicted by the trainer, but its outcome has another verdict (expired)"
+        "sums:7 of solver was evicted by the trainer for another reason than its outcome gives (expired)"
     ]
 
 
@@ -875,7 +880,7 @@ def test_a_delta_names_the_nearest_anchor_and_the_last_version_is_marked_as_such
         log.batch(version)
     log.weights(last, kind="delta", base_version=3, base_hash="w3", anchor_offset=2)
     assert says(log.audit(STILL)) == [
-        "t.weights.solver[0]@3 names offset 0 as its anchor, but the nearest anchor is at 2",
+        "t.weights.solver[0]@3 names offset 0 as its anchor, but the nearest whole weights are at offset 2",
         "the last version of solver is not marked as final: t.weights.solver[0]@4",
     ]
 
@@ -905,7 +910,7 @@ def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_l
     log.weights(3, anchor_offset=4, **merged)
     log.weights(3, anchor_offset=2, final=True, **merged)
     assert says(log.audit(STILL)) == [
-        "t.weights.solver[0]@6 names offset 4 as its anchor, but the nearest anchor is at 2",
+        "t.weights.solver[0]@6 names offset 4 as its anchor, but the nearest whole weights are at offset 2",
         "t.weights.solver[0]@7 is a merged delta of solver, so it must not be marked as final",
     ]
 

@@ -56,18 +56,21 @@ SAYS: list[tuple[Callable[[Case], Case], str]] = [
         lambda case: of(moved(case, 1), positions={f"{TOPIC}[0]": 1}),
         COMMITTED.format(1) + "but the offsets of that partition are 2 to 9",
     ),
-    (lambda case: moved(case, 5), COMMITTED.format(5) + "but its snapshot t.state[0]@5 is of the later offset 6"),
+    (
+        lambda case: moved(case, 5),
+        COMMITTED.format(5) + "but its snapshot t.state[0]@5 was taken at the later offset 6",
+    ),
     (
         lambda case: replace(case, snapshot=None),
         f"restores {TOPIC}[0] from the snapshot at offset 5 of `state`, but that snapshot is missing",
     ),
     (
         lambda case: replace(case, at=7),
-        f"restores {TOPIC}[0] from the snapshot at offset 5 of `state`, but the snapshot t.state[0]@7 is newer",
+        f"for {TOPIC}[0] names the snapshot at offset 5 of `state`, but the snapshot t.state[0]@7 is newer",
     ),
     (
         lambda case: replace(case, commit=Commit(8)),
-        f"restores {TOPIC}[0] from no snapshot, but the snapshot t.state[0]@5 is newer",
+        f"for {TOPIC}[0] names no snapshot, but the snapshot t.state[0]@5 is newer",
     ),
     (
         lambda case: of(case, run_id="other"),
@@ -88,7 +91,10 @@ def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
 def test_of_a_group_whose_offsets_kafka_has_forgotten_nothing_is_said() -> None:
     assert replace(Case(), commit=None).said() == [], "it goes on from its snapshots"
     [what] = replace(Case(), commit=None, has_others=True).said()
-    assert f"has no committed offset of {TOPIC}[0], but there is a snapshot of offset 6" in what
+    assert (
+        f"has no committed offset of {TOPIC}[0], but its snapshot t.state[0]@5 was taken at offset 6 of that partition"
+        in what
+    )
 
 
 def test_a_commit_that_its_group_cannot_go_on_from_is_named() -> None:

@@ -208,7 +208,10 @@ def letter(offset: int, value: bytes) -> Callable[[Scene], None]:
 
 
 ELSEWHERE = "has its curated record at another offset than its batch record gives"
-OTHERS = "sums:0 of solver has an outcome that does not match any group that its workers produced"
+OTHERS = (
+    "sums:0 of solver has an outcome that does not match any group that workers produced: rewards, lengths, counts or "
+    "task differ"
+)
 SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (other_reward, OTHERS),
     (replaced("outcomes", 0, task_id="q9"), OTHERS),
@@ -221,7 +224,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (put("positions", 1, (0, 7)), rf"sums:1 of solver \(use 1\) {ELSEWHERE}"),
     (
         replaced("first", deadline_version=8),
-        r"curated.*@0 .* its deadline is version 8, but it must be version 7, .* recipe revision 0",
+        r"curated.*@0 .* its deadline is version 8, but it must be version 7: .* recipe revision 0",
     ),
     (put("versions", 1, 11), r"sums:1 of solver \(use 1\) was trained after its deadline"),
     (
@@ -233,9 +236,12 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     (replaced("again", kept=(1,)), "it is a replay, so `group`, `rewards` and `kept` must be empty"),
     (
         replaced("again", first_back=2),
-        "its first_back says that its first use is 2 curated records before it, but it is 1 records before it",
+        "its first_back is 2, but its first use is 1 curated records before it",
     ),
-    (replaced("again", number=5), "it is a replay, but its first use is not before it on its partition"),
+    (
+        replaced("again", number=5),
+        "it is a replay, but no record before it on this partition is the first use of its group",
+    ),
     (replaced("again", use=2), "it is use 2, but in the chain of recipe revision 0 a group has at most 2 uses"),
     (
         replaced("first", weight=0.5),
@@ -265,7 +271,10 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
         r"tasks.sums\[0\]@1 .* its attempt is 3 by its headers, but 0 by its value$",
     ),
     (put("keys", TOPICS.tasks("sums"), b"sums:5"), "its key is b'sums:5', but its headers name sums:0"),
-    (letter(0, b"other"), r"dead letter t.dead-letters\[0\]@0 holds other bytes than t.trajectories.solver\[0\]@0"),
+    (
+        letter(0, b"other"),
+        r"dead letter t.dead-letters\[0\]@0 holds other bytes than its record t.trajectories.solver\[0\]@0",
+    ),
     (letter(9, b"x"), r"t.dead-letters\[0\]@0 is about t.trajectories.solver\[0\]@9, but there is no record there"),
     (attached, "attachment image: k does not exist"),
 ]

@@ -21,7 +21,7 @@ from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, NamedObject, WeightsPublished
 
-STRETCH = "its delta and the deltas after it, up to the next anchor, cannot be applied"
+STRETCH = "its delta and all later deltas before the next anchor (whole weights) cannot be applied"
 
 
 def weights(version: int) -> dict[str, Tensor]:
@@ -170,5 +170,5 @@ def test_config_and_tokenizer_are_beside_an_anchor(tmp_path: Path) -> None:
     assert scene.said() == []
     scene.events = {0: replace(scene.events[0], files=files[:1])}
     assert next(what.partition(": ")[2] for what in scene.said()) == (
-        "it lacks tokenizer.json, which workers need to serve it"
+        "files that workers need to serve these weights are missing: tokenizer.json"
     )

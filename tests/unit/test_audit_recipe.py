@@ -22,7 +22,7 @@ def records(*revisions: RecipeRevision) -> list[tuple[str, RecipeRevision]]:
 
 
 def test_a_revision_has_one_content() -> None:
-    two = "recipe revision 0 has two contents"
+    two = "recipe revision 0 has two different contents"
     for more, says in (
         ([replace(FIRST, ended="steps"), replace(FIRST, store="elsewhere")], []),
         ([replace(FIRST, plug_ins={"mine": "a" * 64, "new": "b" * 64})], []),
@@ -72,7 +72,8 @@ def test_the_schemas_of_records_stand_on_the_recipe_topic() -> None:
     assert list(schema_problems([replace(FIRST, schemas=texts)], seen)) == []
     lacking = {name: text for name, text in texts.items() if name != "RecipeRevision"}
     [what] = schema_problems([replace(FIRST, schemas=lacking)], seen)
-    assert what == "t.recipe[0]@0 is written with a schema that no record of the recipe topic holds"
+    lacks = "t.recipe[0]@0 is written with a schema that no record of the recipe topic holds"
+    assert what == f"{lacks}, so later releases may be unable to read it"
 
 
 def batches(*facts: dict[str, Any]) -> BatchRecords:
@@ -90,7 +91,7 @@ def test_a_batch_is_as_its_recipe_has_it() -> None:
         ({"version": 2, "epoch": 1, "fingerprint": {"torch": "3"}},),
         (
             {"version": 2, "fingerprint": {"torch": "3"}},
-            "has another numerics fingerprint than the version before it, but the same epoch",
+            "than the version before it, so it must begin a new epoch, but its epoch is 0 too",
         ),
         (
             {"version": 2, "revision": 9},

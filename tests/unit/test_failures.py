@@ -269,7 +269,7 @@ def test_the_group_that_is_named_is_the_first_that_holds_the_traceback(own: Any)
         fold.fold_outcome(outcome(number, error=error))
     [seen] = fold.errors()
     assert (seen.count, seen.number, seen.task_id) == (6, 1, "sum:1")
-    assert seen.sentence.endswith("; one in task sums:1 (sum:1), with its traceback: `headrace lineage --group sums:1`")
+    assert seen.sentence.endswith("; one in task sums:1 (sum:1); `headrace lineage --group sums:1` shows its traceback")
 
 
 def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorithm() -> None:

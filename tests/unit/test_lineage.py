@@ -118,7 +118,7 @@ def test_a_group_of_a_workflow_that_a_later_recipe_dropped_can_be_looked_up() ->
     run = Run(RunAddress(Connection("k:1"), "t"), "run-1", (before, now), StoreAddress("127.0.0.1:1", "b", "k", "s"))
     assert find_trained_policies(run, "debate.eu") == ("solver",)
     assert parse_group(run, "debate:3") == GroupId("debate", 3)
-    with pytest.raises(UsageError, match="stream 'trial' of run t trains no policy that its newest recipe has"):
+    with pytest.raises(UsageError, match="stream 'trial' of run t trains no policy of the run's newest recipe"):
         find_trained_policies(run, "trial")
     with pytest.raises(UsageError, match="run t has no stream 'other': it has sums, debate, trial"):
         find_trained_policies(run, "other")

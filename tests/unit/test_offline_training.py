@@ -285,7 +285,7 @@ def test_groups_that_became_too_old_are_named_beside_the_size_of_a_batch(tmp_pat
     learner: Any = SimpleNamespace(version=0, settings=recipe().trainer)
     counts = RecordCounts(read=9, evicted=Counter(expired=6), left=3)
     assert _explain_no_version(Archive(tmp_path / "a"), "solver", learner, counts) == (
-        f"of the 9 curated records of {tmp_path / 'a'}, 3 groups could be trained on, but a batch needs 4. Evicted "
+        f"of the 9 curated records of {tmp_path / 'a'}, 3 groups were left to train on, but a batch needs 4. Evicted "
         "before a batch was full: 6 expired. Make batches smaller with --set "
         "policies.solver.trainer.groups_per_batch=N, or allow older groups with --set "
         "policies.solver.trainer.max_staleness=N"
@@ -308,7 +308,7 @@ def test_a_policy_that_was_warmed_up_needs_a_start(tmp_path: Path) -> None:
     archive(tmp_path / "a", [[]], Recipe.model_validate(warm))
     with pytest.raises(
         UsageError,
-        match=r"cannot be repeated here: add checkpoints to it with .*, or begin with `headrace offline train --start",
+        match=r"cannot be repeated here: add checkpoints to it with .*, or give `headrace offline train --start",
     ):
         train_offline(tmp_path / "a", tmp_path / "out", TrainingRequest())
 

@@ -44,7 +44,7 @@ def test_of_what_two_processes_made_one_says_at_once_that_it_cannot_compare(monk
 @pytest.mark.parametrize(
     ("checkpoints", "newest", "span", "why"),
     [
-        ((0,), 0, (5, None), "solver has no version after its oldest checkpoint, of version 0, to train again yet"),
+        ((0,), 0, (5, None), "solver has no version to train again yet: none is newer than 0, its oldest checkpoint"),
         (
             (0, 4),
             4,

@@ -143,14 +143,14 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         (
             "curator",
             said(ROLLING, lag={TRAJECTORIES: 5}),
-            "5 groups wait for the curator, which has concluded none",
+            "5 groups wait for the curator, which has concluded no group",
             "headrace curate --policy solver --run",
         ),
         ("trainer", said(ROLLING, lag={CURATED: 4}), "groups wait for the trainer"),
         (
             "playing",
             said(ROLLING),
-            "1 worker plays 7 episodes, and no group has concluded since; a batch needs 4 groups",
+            "1 worker plays 7 episodes, and no group has concluded since then; a batch needs 4 groups",
         ),
     ):
         assert found is not None
@@ -247,9 +247,9 @@ def test_that_every_episode_fails_is_told_before_a_version_is_overdue_with_the_m
     found = said(ROLLING, made=YOUNG, episodes=failed(ENOUGH, NOW - 9000))
     assert found is not None
     assert (found.cause, found.hopeless, found.in_part, found.since_ms) == ("failing", False, False, NOW - 9000)
-    assert "all 32 since 22:13:11 UTC failed, most of them by KeyError: 'x' at own.py:5 in judge" in found.sentence
+    assert "all 32 since 22:13:11 UTC failed, most of them with KeyError: 'x' at own.py:5 in judge" in found.sentence
     assert "; none has ever succeeded. What happens next: " in found.sentence
-    assert "`headrace up` ends with exit code 1 after 300 s of failed episodes only" in found.sentence
+    assert "`headrace up` ends with exit code 1 after 300 s in which every episode failed" in found.sentence
     assert "the log of rollout-sums-0, event episode.failed" in found.sentence
     assert said(ROLLING, made=YOUNG, episodes=failed(ENOUGH - 4, NOW - 9000)) is None, "too few to say"
     large = EpisodeError("error", "KeyError: 'x'", "", "", 0, 8)
@@ -291,7 +291,10 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
     assert (found := said(ROLLING, made=YOUNG, began_ms=1, episodes=failed(400, NOW - 301_000))) is not None
     assert found.hopeless
-    assert "What happens next: nothing more: `headrace up` ends after 300 s of failed episodes only" in found.sentence
+    assert (
+        "What happens next: nothing more: `headrace up` ends after 300 s in which every episode failed"
+        in found.sentence
+    )
     assert (found := said(ROLLING, made=YOUNG, began_ms=1, episodes=failed(400, NOW - 290_000))) is not None
     assert not found.hopeless
     once = well(failed(400, NOW - 400_000), NOW - 900_000)
@@ -349,7 +352,9 @@ def test_of_a_run_that_no_launcher_is_known_of_it_is_told_that_a_person_must_sto
             "What happens next: the feeder issues further tasks; `headrace up` and `headrace watch` end"
             in found.sentence
         )
-        assert "s of failed episodes only (launch.all_failed_limit_s), but parts that were started" in found.sentence
+        assert (
+            "s in which every episode failed (launch.all_failed_limit_s), but parts that were started" in found.sentence
+        )
         assert "What you can do: stop the parts of the run, fix the error, and start them again; look" in found.sentence
     well_once = well(failed(400, NOW - 9000), NOW - 90_000)
     assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=well_once)) is not None

@@ -262,7 +262,7 @@ def test_a_sweep_whose_archive_grows_between_its_runs_begins_no_other(
     monkeypatch.setattr(sweeps, "_identify_archive", lambda sweep: Path(sweep.archive).read_text())
     scene.sweep = scene.sweep.model_copy(update={"archive": str(archive)})
     scene.scripts["a"] += f"\nopen({str(archive)!r}, 'a').write(' and more')"
-    with pytest.raises(UsageError, match=r"archive has changed since the sweep began, so run s-b-1 could not be comp"):
+    with pytest.raises(UsageError, match=r"archive has changed since the sweep began, so run s-b-1 is not played"):
         scene.play()
     assert scene.begun == ["s-a-1"]
 
