@@ -116,16 +116,20 @@ class TopicReader:
         Raises KafkaAway after `timeout_s` without progress.
         """
         yield from self._read_while(
-            lambda: any(self.positions[partition_id] < end for partition_id, end in ends.items()), ends, timeout_s
+            lambda: [partition_id for partition_id, end in ends.items() if self.positions[partition_id] < end],
+            ends,
+            timeout_s,
         )
 
     def _read_while(
-        self, has_more: Callable[[], bool], ends: Mapping[PartitionId, int], timeout_s: float
+        self, list_pending: Callable[[], Collection[PartitionId]], ends: Mapping[PartitionId, int], timeout_s: float
     ) -> Iterator[Message]:
+        """Yield records while partitions are pending. Records of others, which may come for ever, are no progress."""
         patience = time.monotonic() + timeout_s
-        while has_more():
+        while pending := list_pending():
+            before = {partition_id: self.positions[partition_id] for partition_id in pending}
             found = self.poll(timeout_s=0.05)
-            if found:
+            if any(self.positions[partition_id] != position for partition_id, position in before.items()):
                 patience = time.monotonic() + timeout_s
             elif time.monotonic() > patience:
                 why = f"although there are more records: {describe_behind(self.positions, ends)}"
@@ -147,15 +151,15 @@ class TopicReader:
         ends = fetch_end_offsets(self.connection, self.positions)
         unmet = set(ends)
 
-        def has_more() -> bool:
+        def list_pending() -> set[PartitionId]:
             unmet.difference_update(self._ended)
             for partition_id in tuple(unmet):
                 if (end := self._find_cached_high_watermark(partition_id)) is not None:
                     ends[partition_id] = max(ends[partition_id], end)
                     unmet.remove(partition_id)
-            return bool(unmet) or any(self.positions[partition_id] < end for partition_id, end in ends.items())
+            return unmet | {partition_id for partition_id, end in ends.items() if self.positions[partition_id] < end}
 
-        return self._read_while(has_more, ends, timeout_s)
+        return self._read_while(list_pending, ends, timeout_s)
 
     def _find_cached_high_watermark(self, partition_id: PartitionId) -> int | None:
         """Return the high watermark of a partition's newest fetch; None if the client has none.

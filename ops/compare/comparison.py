@@ -125,7 +125,7 @@ class Comparison:
         failed = [f"run {name} failed: {run.failed}" for name, run in self.runs.items() if run.summary is None]
         audits = {name: run.summary.audit for name, run in self.runs.items() if run.summary is not None}
         return failed + [
-            f"the audit of run {name} found problems: {audit.lost} tasks lost, {audit.doubled} recorded twice"
+            f"the audit of run {name} does not close: groups lost: {audit.lost}, groups doubled: {audit.doubled}"
             for name, audit in audits.items()
             if audit is not None and not audit.ok
         ]

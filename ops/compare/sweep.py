@@ -359,5 +359,5 @@ def describe_run_result(summary: RunResult) -> str:
         known = {what: [f"{value:.2f}" for value in both if value is not None] for what, both in ends.items()}
         changes += [f"{whose}{what} {' → '.join(both)}" for what, both in known.items() if both]
     trajectories = sum(block.trajectories for block in summary.policies.values())
-    audit = "" if summary.audit is None or summary.audit.ok else "; its audit found problems"
+    audit = "" if summary.audit is None or summary.audit.ok else "; its audit does not close"
     return ", ".join([*changes, f"{trajectories:,} trajectories, {summary.wall_s:.0f} s{audit}"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from said import say
 from stoppable import until
 
 from headrace.infra.kafka import topic_reader
-from headrace.infra.kafka.clients import Connection, LogTruncated, Outgoing, get_admin, open_consumer
+from headrace.infra.kafka.clients import Connection, KafkaAway, LogTruncated, Outgoing, get_admin, open_consumer
 from headrace.infra.kafka.topic_admin import delete_topics, ensure_topics
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all
 from headrace.ops.reading import Reading
@@ -62,6 +62,31 @@ def test_a_topic_on_which_no_fetch_finds_the_end_is_read_to_the_end_it_had(
     monkeypatch.setattr(topic_reader, "open_consumer", never_at_the_end)
     with TopicReader(connection, {(run_name, 0): 0}) as reader:
         assert [message.value for message in reader.catch_up(LIMIT_S)] == TEN
+
+
+@pytest.mark.kafka
+def test_a_partition_that_stays_hidden_ends_the_reading_although_others_bring_records_without_end(
+    bootstrap: str, run_name: str
+) -> None:
+    """As heartbeats do, beside a transaction that never ends."""
+    connection = of_ten_records(bootstrap, run_name, 1)
+    hiding = Producer({"bootstrap.servers": bootstrap, "transactional.id": run_name})
+    hiding.init_transactions(60)
+    hiding.begin_transaction()
+    hiding.produce(run_name, b"open", partition=1)
+    assert hiding.flush(60) == 0
+
+    def read_and_write(reader: TopicReader) -> None:
+        for number, _ in enumerate(reader.read_until({(run_name, 1): 11}, timeout_s=2)):
+            say(connection, Outgoing(run_name, b"beat", partition=0))
+            assert number < 3_000, "it reads for ever"
+
+    with (
+        TopicReader(connection, {(run_name, 0): 0, (run_name, 1): 0}) as reader,
+        pytest.raises(KafkaAway, match=rf"{run_name}\[1\] was read up to offset 10 and ends at 11"),
+    ):
+        read_and_write(reader)
+    hiding.abort_transaction(60)
 
 
 @pytest.mark.kafka

@@ -137,7 +137,7 @@ def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: Co
     page = drawn(comparison_page(found), 200)
     for words in ("0.500 ± 1.271", "9 zero_variance, 1 run_end", "35 ± 13", "run s-fifo-1 failed: error: no room"):
         assert words in page
-    assert "the audit of run s-ds-2 found problems: 3 tasks lost, 0 recorded twice" in page
+    assert "the audit of run s-ds-2 does not close: groups lost: 3, groups doubled: 0" in page
 
 
 def test_variants_are_compared_with_the_first_one_seed_by_seed() -> None:

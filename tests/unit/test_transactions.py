@@ -53,7 +53,8 @@ class Failing:
         while self.reports:
             code, offset = self.delivered.pop(0) if self.delivered else (None, 7)
             self.reports.pop(0)(
-                None if code is None else KafkaError(code), SimpleNamespace(offset=lambda at=offset: at)
+                None if code is None else KafkaError(code),
+                SimpleNamespace(offset=lambda at=offset: at, partition=lambda: 0),
             )
         return 0
 
@@ -75,11 +76,62 @@ def producer() -> Failing:
     return Failing()
 
 
+class Ends:
+    """Notes what `EndMarkers` is told and asked; with `missing`, ends are missing."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.missing = False
+
+    def note_record(self, record: Outgoing, delivered_to: int = -1) -> None:
+        self.calls.append(f"{record.topic}[{record.partition}] to {delivered_to}")
+
+    def note_commit(self) -> None:
+        self.calls.append("commit")
+
+    def await_aborted(self) -> None:
+        self.refuse_missing()
+
+    def refuse_missing(self) -> None:
+        if self.missing:
+            raise MustRestart("an end is missing")
+
+
+@pytest.fixture(autouse=True)
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    found = Ends()
+    monkeypatch.setattr(transactions, "EndMarkers", lambda *_: found)
+    return found
+
+
 @pytest.fixture
 def writer(producer: Failing, monkeypatch: pytest.MonkeyPatch) -> Iterator[TransactionalWriter]:
     monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
     with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as found:
         yield found
+
+
+def test_a_transaction_whose_end_never_comes_is_left_to_the_next_producer(
+    writer: TransactionalWriter, ends: Ends
+) -> None:
+    writer.begin()
+    writer.produce([Outgoing("t", b"x", partition=3)])
+    writer.flush()
+    ends.missing = True
+    writer.refuse_missing_ends()  # not in the middle of a transaction
+    writer.commit()
+    assert ends.calls == ["t[3] to -1", "t[3] to 0", "commit"]
+    with pytest.raises(MustRestart):
+        writer.refuse_missing_ends()
+
+
+def test_nothing_is_begun_while_the_end_of_an_aborted_transaction_is_missing(
+    writer: TransactionalWriter, producer: Failing, ends: Ends
+) -> None:
+    ends.missing = True
+    with pytest.raises(MustRestart):
+        writer.begin()
+    assert producer.calls == 0
 
 
 def test_a_coordinator_that_is_away_is_waited_for(writer: TransactionalWriter, producer: Failing) -> None:
