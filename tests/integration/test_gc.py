@@ -272,7 +272,7 @@ def test_what_nothing_needs_goes_and_the_run_is_whole_without_it(
         made.run.store.delete(made.keys[name])
     missing = but_for_checkpoints(plain(report(made.run, rests=True))["problems"])
     assert len(missing) == 3
-    for what in ("version 16 of solver", "up to the next anchor", "checkpoint of version 60"):
+    for what in ("version 16 of solver", "before the next anchor", "checkpoint of version 60"):
         assert any(what in problem for problem in missing)
 
 
