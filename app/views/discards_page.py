@@ -106,8 +106,8 @@ def _format_number(value: float | None, digits: int) -> str:
 
 
 PICTURE_AXES = (
-    ("length", "mean tokens of a group, lower end of a range"),
-    ("reward", "mean reward, lower end of a range"),
+    ("length", "mean tokens per trajectory of a group (start of each bin)"),
+    ("reward", "mean reward of a group (start of each bin)"),
     ("age", "age in versions"),
 )
 MOST_REASONS_SHOWN = 6

@@ -134,8 +134,8 @@ def check_client_settings(client: Mapping[str, str], where: str, *, is_complete:
             )
         if float(client.get("max.poll.interval.ms", LEAST_POLL_MS)) < LEAST_POLL_MS:
             raise UsageError(
-                f"{where}: max.poll.interval.ms must be {LEAST_POLL_MS} or more, or a component that takes longer for "
-                "one group loses its partitions"
+                f"{where}: max.poll.interval.ms must be {LEAST_POLL_MS} or more: Kafka takes the partitions of a "
+                "component that works on one record for longer than this setting"
             )
         return
     for key, value in client.items():

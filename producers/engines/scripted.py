@@ -64,7 +64,7 @@ class ScriptedSettings:
                 raise EngineError(f"{name} must be a list of numbers, as in {example}; got {given!r}")
         if not self.tokens or len(self.tokens) != len(self.difficulties):
             raise EngineError(
-                "difficulties and tokens must have the same number of values, one for each level and at least one; got "
+                "difficulties and tokens must be equally long lists, with a value for each difficulty level; got "
                 f"{list(self.difficulties)} and {list(self.tokens)}"
             )
         if min(self.tokens) < SHORTEST or self.seconds_per_token < 0:

@@ -97,8 +97,8 @@ def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens": [4]}, "must have the same number of values"),
-        ({"tokens": [], "difficulties": []}, "must have the same number of values"),
+        ({"tokens": [4]}, "must be equally long lists"),
+        ({"tokens": [], "difficulties": []}, "must be equally long lists"),
         ({"tokens": [4, 1]}, "tokens must be at least 2"),
         ({"seconds_per_token": -1.0}, "seconds_per_token at least 0"),
         ({"latency": 1.0}, "rollout.engine, scripted: no option 'latency'; the options are .*tokens"),
