@@ -141,6 +141,7 @@ def _describe_deleted(folder: DataFolder, run: str) -> str:
         )
     return (
         f". In fact run {run} is a finished run of the sweep in {sweep.root}, so its topics were deleted. Its result "
-        f"is in {sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups, put `keep = true` into "
-        f"the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it then plays the run again"
+        f"is in {sweep.root / run / SUMMARY}, and `headrace compare` shows it. To look at its groups, put `keep = "
+        f"true` into the sweep file, remove {sweep.root / run}, and give `headrace compare` again: it then plays the "
+        "run again"
     )

@@ -80,7 +80,7 @@ def apply(
         return
     typer.echo(f"{out}: complete, weights hash {done.weights_hash}")
     for path in done.unneeded:
-        typer.echo(f"{path}: nothing to apply, the folder already holds these weights")
+        typer.echo(f"{path}: not needed, because BASE_DIR or an earlier delta already gave its weights")
 
 
 @app.command()

@@ -43,7 +43,7 @@ def run_servers_until_signal(folder: DataFolder, say: Callable[[str], None], sho
                 servers.revive()
                 servers.watch()
         except KeyboardInterrupt:
-            say("stopping; the same command starts both again, with their data")
+            say("stopping; the same command starts Kafka and the store again, with their data")
         finally:
             with ignore_signals():
                 servers.stop(STOP_WITHIN_S)

@@ -77,7 +77,7 @@ def test_a_delta_applied_to_its_own_result_changes_nothing(
     _, deltas, last = chain
     made = CliRunner().invoke(app, ["apply", str(last), str(deltas[1]), str(tmp_path / "out")])
     assert made.exit_code == 0
-    assert f"{deltas[1]}: nothing to apply, the folder already holds these weights" in made.output
+    assert f"{deltas[1]}: not needed, because BASE_DIR or an earlier delta already gave its weights" in made.output
     assert offline.verify(tmp_path / "out").weights_hash == hash_weights(open_weights(last).tensors)
     assert offline.apply(chain[0], [deltas[0], *deltas], tmp_path / "twice").unneeded == (deltas[0],)
     assert offline.apply(chain[0], deltas, tmp_path / "once").unneeded == ()
