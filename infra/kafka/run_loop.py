@@ -90,12 +90,12 @@ def run_loop(
 
     If the transaction is aborted or a server is unreachable, the turn has not happened: the component rewinds and the
     loop continues. Nothing is retried from memory. Raises Fenced if another process took over, MustRestart if Kafka
-    never ends an earlier transaction, and the errors of `rewind`.
+    never ended the last commit, and the errors of `rewind`.
     """
     backoff, undone_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), math.inf
     while not stop.is_set():
         try:
-            writer.refuse_missing_ends()
+            writer.refuse_hanging_commit()
             messages = component.poll(watch)  # 1
             with watch.measure("handle"):  # 2
                 handled: list[Outgoing] = []

@@ -125,12 +125,13 @@ class TopicReader:
         self, list_pending: Callable[[], Collection[PartitionId]], ends: Mapping[PartitionId, int], timeout_s: float
     ) -> Iterator[Message]:
         """Yield records while partitions are pending. Records of others, which may come for ever, are no progress."""
-        patience = time.monotonic() + timeout_s
+        patience, still = time.monotonic() + timeout_s, 0
         while pending := list_pending():
             before = {partition_id: self.positions[partition_id] for partition_id in pending}
             found = self.poll(timeout_s=0.05)
-            if any(self.positions[partition_id] != position for partition_id, position in before.items()):
-                patience = time.monotonic() + timeout_s
+            is_moving = any(self.positions[partition_id] != position for partition_id, position in before.items())
+            if is_moving or len(pending) != still:
+                patience, still = time.monotonic() + timeout_s, len(pending)
             elif time.monotonic() > patience:
                 why = f"although there are more records: {describe_behind(self.positions, ends)}"
                 if all(self.positions[partition_id] >= end for partition_id, end in ends.items()):
@@ -139,7 +140,9 @@ class TopicReader:
                     f"Kafka has sent no record for {timeout_s:.0f} s, {why}. Check that all brokers run and can be "
                     "reached"
                 )
+            began = time.monotonic()
             yield from found
+            patience += time.monotonic() - began  # the time of whoever takes them
 
     def catch_up(self, timeout_s: float = 60) -> Iterator[Message]:
         """Yield records up to the current high watermarks, including open transactions, for an exact restore.

@@ -34,7 +34,7 @@ from headrace.infra.kafka.clients import (
 )
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
-from headrace.infra.kafka.end_markers import EndMarkers
+from headrace.infra.kafka.last_commit import LastCommit
 from headrace.infra.process.end_report import report_end
 from headrace.infra.process.log_lines import ERROR_MARK
 from headrace.infra.process.signals import MustRestart
@@ -134,7 +134,9 @@ class TransactionalWriter:
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf
-        self._ends = EndMarkers(connection, transactional_id)
+        self._last_commit = LastCommit(connection)
+        self._refusal = ""
+        """Why nothing more may be written."""
         self._failure: tuple[KafkaError, Outgoing] | None = None
         """The first undelivered record of the transaction, and why."""
         self._called_at, self._calling = math.inf, ""
@@ -168,8 +170,6 @@ class TransactionalWriter:
                 log.warning("transaction.not_swept", transactional_id=self.transactional_id, why=str(error))
             else:
                 log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
-            finally:
-                self._ends.forget_aborted()  # transactions of other producers may stay open there
 
     def _watch(self) -> None:
         """End the process if a call hangs beyond its timeout, as librdkafka's calls sometimes do (seen: ten minutes).
@@ -186,8 +186,10 @@ class TransactionalWriter:
                 os._exit(STUCK_EXIT)
 
     def begin(self) -> None:
-        """Open a transaction, once an aborted one before it has its end on the log: else this one would commit it."""
-        self._ends.await_aborted()
+        """Open a transaction."""
+        if self._refusal:
+            raise MustRestart(self._refusal)
+        self._last_commit.begin()
         self._failure, self._begun_at = None, time.monotonic()
         self._guard(self._producer.begin_transaction, "beginning a transaction")
         self._open = True
@@ -205,11 +207,10 @@ class TransactionalWriter:
                 error = KafkaError(KafkaError._TIMED_OUT, "Kafka gave no offset for a record: the record may be lost")  # noqa: SLF001
             if error is None:
                 ticket.offset = raw.offset() or 0
-                self._ends.note_record(record, raw.partition() or 0)
+                partition = raw.partition() if record.partition < 0 else record.partition
+                self._last_commit.note_record(record.topic, partition or 0, ticket.offset)
             elif self._failure is None or self._failure[0].code() in PURGED:
                 self._failure = error, record  # later records are purged after a refused one, and may be reported first
-
-        self._ends.note_record(record)  # it may be written although nobody is told so
 
         def hand_over() -> None:
             self._producer.produce(
@@ -243,6 +244,7 @@ class TransactionalWriter:
 
     def send_offsets(self, offsets: GroupOffsets) -> None:
         """Add a consumer group's positions; the broker refuses them if the member's epoch is outdated."""
+        self._last_commit.note_consumer_offsets()
         self._guard(
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
             "sending offsets",
@@ -255,7 +257,7 @@ class TransactionalWriter:
         reach(f"{self.component}.committing")
         self._guard(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
         self._open = False
-        self._ends.note_commit()
+        self._last_commit.note_commit()
         reach(f"{self.component}.committed")
 
     def abort(self) -> None:
@@ -265,14 +267,21 @@ class TransactionalWriter:
             self._producer.purge(in_queue=True, in_flight=False)
             self._guard(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
 
-    def refuse_missing_ends(self) -> None:
-        """Look now and then whether all committed transactions have their ends on the log. Raises MustRestart.
+    def refuse_hanging_commit(self) -> None:
+        """Look now and then whether readers get past the last commit. Raises MustRestart if Kafka never ended it.
 
-        The next producer of this transactional id aborts what hangs. Nobody has read it, so nothing is lost: it is made
-        again from what is committed.
+        This producer must write nothing more then: its next commit would end a part of the transaction as committed,
+        and its successor aborts the rest. Nobody has read any of it, so it is made again from what is committed.
         """
-        if not self._open:
-            self._ends.refuse_missing()
+        if self._open or not (hanging := self._last_commit.find_hanging()):
+            return
+        where = ", ".join(f"{topic}[{partition}]" for topic, partition in hanging)
+        log.warning("transaction.endless", transactional_id=self.transactional_id, partitions=where)
+        self._refusal = (
+            f"Kafka has not written the end of the last commit to {where}, so readers wait: the component starts "
+            "again, ends the transaction as aborted, and continues from what can be read"
+        )
+        raise MustRestart(self._refusal)
 
     def close(self) -> None:
         """Abort an open transaction and close the producer; it never hides an earlier error."""

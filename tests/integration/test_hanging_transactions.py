@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka import end_markers
+from headrace.infra.kafka import last_commit
 from headrace.infra.kafka.clients import Connection, Outgoing
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.topic_reader import read_all
@@ -59,11 +59,11 @@ def test_what_hangs_is_ended_before_anything_is_written_and_never_committed_with
 
 
 @pytest.mark.kafka
-def test_a_writer_whose_records_stay_hidden_is_built_anew_and_one_whose_records_are_read_is_not(
+def test_a_writer_whose_last_commit_stays_hidden_is_built_anew_and_one_whose_commit_is_read_is_not(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("QUIET_S", "MISSING_S", "LOOK_EVERY_S"):
-        monkeypatch.setattr(end_markers, limit, 0.0)
+        monkeypatch.setattr(last_commit, limit, 0.0)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(run_name, 1, 1)])[run_name].result(120)
     hiding = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{run_name}.open"})
@@ -72,13 +72,16 @@ def test_a_writer_whose_records_stay_hidden_is_built_anew_and_one_whose_records_
     hiding.produce(run_name, b"open", partition=0)
     assert hiding.flush(60) == 0
 
-    with closing(TransactionalWriter(Connection(bootstrap), run_name)) as writer:
+    def committed(value: bytes) -> TransactionalWriter:
+        writer = TransactionalWriter(Connection(bootstrap), f"{run_name}.{value.decode()}")
         writer.begin()
-        writer.produce([Outgoing(run_name, b"hidden", partition=0)])
+        writer.produce([Outgoing(run_name, value, partition=0)])
         writer.commit()
-        with pytest.raises(MustRestart, match=r"has not written the end of a transaction to .*\[0\]"):
-            writer.refuse_missing_ends()
-        hiding.abort_transaction(60)
-        until_read = read_all(Connection(bootstrap), [run_name])
-        assert [message.value for message in until_read] == [b"hidden"]
-        writer.refuse_missing_ends()
+        return writer
+
+    with closing(committed(b"hidden")) as writer, pytest.raises(MustRestart, match=r"the end of the last commit to .*"):
+        writer.refuse_hanging_commit()
+    hiding.abort_transaction(60)
+    with closing(committed(b"read")) as writer:
+        assert [message.value for message in read_all(Connection(bootstrap), [run_name])] == [b"hidden", b"read"]
+        writer.refuse_hanging_commit()

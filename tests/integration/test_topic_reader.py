@@ -77,7 +77,7 @@ def test_a_partition_that_stays_hidden_ends_the_reading_although_others_bring_re
     assert hiding.flush(60) == 0
 
     def read_and_write(reader: TopicReader) -> None:
-        for number, _ in enumerate(reader.read_until({(run_name, 1): 11}, timeout_s=2)):
+        for number, _ in enumerate(reader.read_until({(run_name, 1): 11}, timeout_s=0.2)):
             say(connection, Outgoing(run_name, b"beat", partition=0))
             assert number < 3_000, "it reads for ever"
 

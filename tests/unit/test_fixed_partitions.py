@@ -130,7 +130,7 @@ def test_a_snapshot_of_another_number_of_partitions_is_refused_and_one_that_says
     assert list(state.handle(Message(TOPIC, 0, 0, stamp.key, codec.encode(made), stamp.to_headers())))
     body = json.loads(state.snapshot())
     assert body["dedupe"], "it has a number"
-    with pytest.raises(ValueError, match="taken with 8 partitions, but the topic has 9"):
+    with pytest.raises(ValueError, match="taken with 8 partitions of the trajectories topic, but now the topic has 9"):
         partition_of(9).restore(json.dumps(body).encode())
     del body["partitions"]
     again = partition_of(8)

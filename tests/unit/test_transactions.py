@@ -76,31 +76,33 @@ def producer() -> Failing:
     return Failing()
 
 
-class Ends:
-    """Notes what `EndMarkers` is told and asked; with `missing`, ends are missing."""
+class Commits:
+    """Notes what `LastCommit` is told, and finds what it is given."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.missing = False
+        self.told: list[str] = []
+        self.hanging: list[tuple[str, int]] = []
 
-    def note_record(self, record: Outgoing, delivered_to: int = -1) -> None:
-        self.calls.append(f"{record.topic}[{record.partition}] to {delivered_to}")
+    def begin(self) -> None:
+        self.told.append("begin")
+
+    def note_record(self, topic: str, partition: int, offset: int) -> None:
+        self.told.append(f"{topic}[{partition}]@{offset}")
+
+    def note_consumer_offsets(self) -> None:
+        self.told.append("offsets")
 
     def note_commit(self) -> None:
-        self.calls.append("commit")
+        self.told.append("commit")
 
-    def await_aborted(self) -> None:
-        self.refuse_missing()
-
-    def refuse_missing(self) -> None:
-        if self.missing:
-            raise MustRestart("an end is missing")
+    def find_hanging(self) -> list[tuple[str, int]]:
+        return self.hanging
 
 
 @pytest.fixture(autouse=True)
-def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
-    found = Ends()
-    monkeypatch.setattr(transactions, "EndMarkers", lambda *_: found)
+def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
+    found = Commits()
+    monkeypatch.setattr(transactions, "LastCommit", lambda _connection: found)
     return found
 
 
@@ -111,27 +113,22 @@ def writer(producer: Failing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trans
         yield found
 
 
-def test_a_transaction_whose_end_never_comes_is_left_to_the_next_producer(
-    writer: TransactionalWriter, ends: Ends
+def test_after_a_commit_that_hangs_nothing_more_is_written(
+    writer: TransactionalWriter, producer: Failing, commits: Commits
 ) -> None:
     writer.begin()
-    writer.produce([Outgoing("t", b"x", partition=3)])
+    writer.produce([Outgoing("t", b"x", partition=3), Outgoing("t", b"y")])
     writer.flush()
-    ends.missing = True
-    writer.refuse_missing_ends()  # not in the middle of a transaction
+    commits.hanging = [("t", 3)]
+    writer.refuse_hanging_commit()  # not in the middle of a transaction
     writer.commit()
-    assert ends.calls == ["t[3] to -1", "t[3] to 0", "commit"]
-    with pytest.raises(MustRestart):
-        writer.refuse_missing_ends()
-
-
-def test_nothing_is_begun_while_the_end_of_an_aborted_transaction_is_missing(
-    writer: TransactionalWriter, producer: Failing, ends: Ends
-) -> None:
-    ends.missing = True
+    assert commits.told == ["begin", "t[3]@7", "t[0]@7", "commit"]
+    calls = producer.calls
+    with pytest.raises(MustRestart, match=r"has not written the end of the last commit to t\[3\], so readers wait"):
+        writer.refuse_hanging_commit()
     with pytest.raises(MustRestart):
         writer.begin()
-    assert producer.calls == 0
+    assert producer.calls == calls
 
 
 def test_a_coordinator_that_is_away_is_waited_for(writer: TransactionalWriter, producer: Failing) -> None:

@@ -245,8 +245,8 @@ class Writer:
         if self.is_open:
             self._end(is_aborted=True)
 
-    def refuse_missing_ends(self) -> None:
-        """The broker of the model writes every end."""
+    def refuse_hanging_commit(self) -> None:
+        """The broker of the model ends every commit."""
 
     def _end(self, *, is_aborted: bool) -> None:
         self.is_open = False

@@ -1,0 +1,79 @@
+"""Finds out that Kafka has forgotten to write the end of a producer's last commit.
+
+A coordinator answers a commit before it writes the end markers. If its broker dies in between, the starting coordinator
+may have no leader for the partitions yet: then it treats them as deleted, and writes no marker (seen with Kafka 4.3:
+"these partitions are likely deleted already and hence can be skipped"). Readers of the partitions then wait for ever,
+unless the producer commits again on them, or its successor aborts what hangs.
+"""
+
+from __future__ import annotations
+
+import time
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.clients import Connection, fetch_stable_ends
+
+PartitionId = tuple[str, int]
+
+QUIET_S = 20.0
+"""Seconds after a commit, without another one, before its end is looked for."""
+MISSING_S = 30.0
+"""Seconds for which readers must be seen waiting. Every open transaction of others has timed out by then."""
+LOOK_EVERY_S, LOOK_AFTER_FAILURE_S = 5.0, 60.0
+
+
+class LastCommit:
+    """The last committed transaction of a producer, until readers have got past one of its records.
+
+    A successor can abort it without tearing it only if it hangs as a whole, and if no other commit has followed. So a
+    transaction with consumer offsets, whose end on Kafka's own topic cannot be seen, is never found.
+
+    Args:
+        connection: The cluster.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._open: dict[PartitionId, int] = {}
+        """Partition to the offset of the open transaction's first record there."""
+        self._has_consumer_offsets = False
+        self._committed: dict[PartitionId, int] = {}
+        """The same of the last commit; empty once there is nothing to find."""
+        self._look_at = 0.0
+        self._waits_since: float | None = None
+        """When readers were first seen waiting."""
+
+    def begin(self) -> None:
+        """Note that a transaction begins."""
+        self._open, self._has_consumer_offsets = {}, False
+
+    def note_record(self, topic: str, partition: int, offset: int) -> None:
+        """Note a delivered record of the open transaction."""
+        first = self._open.get((topic, partition), offset)
+        self._open[topic, partition] = min(first, offset)
+
+    def note_consumer_offsets(self) -> None:
+        """Note that the open transaction has consumer offsets."""
+        self._has_consumer_offsets = True
+
+    def note_commit(self) -> None:
+        """Note that the coordinator has answered the commit."""
+        self._committed = {} if self._has_consumer_offsets else self._open
+        self._open, self._waits_since, self._look_at = {}, None, time.monotonic() + QUIET_S
+
+    def find_hanging(self) -> list[PartitionId]:
+        """Return the partitions of the last commit if it hangs on all of them. Most calls look at nothing."""
+        if not self._committed or time.monotonic() < self._look_at:
+            return []
+        try:
+            stable = fetch_stable_ends(self._connection, self._committed)
+        except HeadraceError:  # the cluster is away, or the topics are gone: others say so
+            self._waits_since, self._look_at = None, time.monotonic() + LOOK_AFTER_FAILURE_S
+            return []
+        now = time.monotonic()
+        self._look_at = now + LOOK_EVERY_S
+        if any(stable[partition_id] > offset for partition_id, offset in self._committed.items()):
+            self._committed = {}
+            return []
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        return sorted(self._committed) if now - self._waits_since >= MISSING_S else []

@@ -1,0 +1,138 @@
+"""A commit whose end Kafka never writes is found; dictionaries stand for its offsets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from headrace.infra.kafka import last_commit
+from headrace.infra.kafka.clients import Connection, KafkaAway
+from headrace.infra.kafka.last_commit import (
+    LOOK_AFTER_FAILURE_S,
+    LOOK_EVERY_S,
+    MISSING_S,
+    QUIET_S,
+    LastCommit,
+    PartitionId,
+)
+from headrace.infra.kafka.run_loop import Component, run_loop
+from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.process.signals import MustRestart
+from headrace.infra.stopwatch import Stopwatch
+
+ONE, TWO = ("run.tasks", 0), ("run.state", 3)
+
+
+@dataclass
+class Log:
+    """How far readers of two partitions get, and a clock in seconds."""
+
+    stable: dict[PartitionId, int] = field(default_factory=lambda: {ONE: 10, TWO: 20})
+    now_s: float = 1000.0
+    looks: int = 0
+    is_away: bool = False
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    made = Log()
+
+    def read_stable(_connection: Connection, wanted: dict[PartitionId, int]) -> dict[PartitionId, int]:
+        made.looks += 1
+        if made.is_away:
+            raise KafkaAway("no answer")
+        return {one: made.stable[one] for one in wanted}
+
+    monkeypatch.setattr(last_commit, "fetch_stable_ends", read_stable)
+    monkeypatch.setattr(last_commit.time, "monotonic", lambda: made.now_s)
+    return made
+
+
+def commit(last: LastCommit, *, with_consumer_offsets: bool = False) -> None:
+    """Commit two records on each partition, from offset 10 and 20 on."""
+    last.begin()
+    for topic, partition, first in ((*ONE, 10), (*TWO, 20)):
+        last.note_record(topic, partition, first + 1)
+        last.note_record(topic, partition, first)
+    if with_consumer_offsets:
+        last.note_consumer_offsets()
+    last.note_commit()
+
+
+def hanging_after(last: LastCommit, log: Log, seconds: float) -> list[PartitionId]:
+    log.now_s += seconds
+    return last.find_hanging()
+
+
+@pytest.fixture
+def last(log: Log) -> LastCommit:
+    made = LastCommit(Connection("nowhere:1"))
+    commit(made)
+    return made
+
+
+def test_a_commit_hangs_once_readers_have_waited_for_all_of_it_longer_than_others_may_have_one_open(
+    last: LastCommit, log: Log
+) -> None:
+    assert hanging_after(last, log, QUIET_S - 1) == []
+    assert log.looks == 0
+    assert hanging_after(last, log, 1) == []
+    assert hanging_after(last, log, LOOK_EVERY_S / 2) == []
+    assert log.looks == 1
+    assert hanging_after(last, log, MISSING_S - LOOK_EVERY_S / 2 - 1) == []
+    assert hanging_after(last, log, LOOK_EVERY_S) == [TWO, ONE]
+
+
+def test_a_commit_of_which_something_can_be_read_has_its_end_and_is_looked_at_no_more(
+    last: LastCommit, log: Log
+) -> None:
+    log.stable[TWO] = 21
+    assert hanging_after(last, log, QUIET_S) == []
+    log.stable[TWO] = 0
+    assert hanging_after(last, log, 10 * MISSING_S) == []
+    assert log.looks == 1
+
+
+def test_a_later_commit_takes_the_place_of_the_one_before(last: LastCommit, log: Log) -> None:
+    assert hanging_after(last, log, QUIET_S) == []
+    commit(last)
+    assert hanging_after(last, log, QUIET_S) == []
+    assert hanging_after(last, log, MISSING_S - 1) == []
+    assert hanging_after(last, log, LOOK_EVERY_S) == [TWO, ONE]
+
+
+def test_an_open_transaction_is_none_that_hangs(last: LastCommit, log: Log) -> None:
+    last.begin()
+    last.note_record(*ONE, 12)
+    assert hanging_after(last, log, QUIET_S) == []
+    log.stable[ONE] = 12
+    assert hanging_after(last, log, MISSING_S) == [], "the commit before it can be read"
+
+
+def test_a_commit_with_consumer_offsets_is_never_found_as_their_end_cannot_be_seen(last: LastCommit, log: Log) -> None:
+    commit(last, with_consumer_offsets=True)
+    assert hanging_after(last, log, QUIET_S) == []
+    assert hanging_after(last, log, MISSING_S) == []
+    assert log.looks == 0
+
+
+def test_a_cluster_that_is_away_says_nothing_and_the_wait_begins_anew(last: LastCommit, log: Log) -> None:
+    assert hanging_after(last, log, QUIET_S) == []
+    log.is_away = True
+    assert hanging_after(last, log, MISSING_S) == []
+    log.is_away = False
+    assert hanging_after(last, log, LOOK_AFTER_FAILURE_S) == []
+    assert hanging_after(last, log, MISSING_S) == [TWO, ONE]
+
+
+def test_a_component_whose_last_commit_hangs_does_no_further_turn() -> None:
+    def refuse() -> None:
+        raise MustRestart("it hangs")
+
+    writer = cast("TransactionalWriter", SimpleNamespace(component="feed", refuse_hanging_commit=refuse))
+    with pytest.raises(MustRestart):
+        run_loop(cast("Component", None), writer, threading.Event(), Stopwatch())
