@@ -90,7 +90,7 @@ def test_a_run_of_separate_processes_is_watched_to_its_end_and_its_audit_closes(
     assert audit.returncode == 0, audit.stdout + audit.stderr
     servers.send_signal(signal.SIGINT)
     assert servers.wait(300) == 0, said.read_text()
-    assert "the same command starts both again" in said.read_text()
+    assert "the same command starts Kafka and the store again" in said.read_text()
 
 
 def named(line: tuple[str, str]) -> tuple[str, str]:

@@ -380,7 +380,7 @@ def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkey
     monkeypatch.setattr(opened_runs, "list_runs", lambda *_: [])
     monkeypatch.setattr(opened_runs, "refuse_unreachable", lambda _connection: None)
     with DataFolder(scene.data).hold("`headrace compare`"):  # so no broker is started for the look
-        assert "so its topics are deleted" in refused("s-a-1", scene.data)
+        assert "so its topics were deleted" in refused("s-a-1", scene.data)
         assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
 
 
