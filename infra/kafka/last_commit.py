@@ -12,8 +12,7 @@ import time
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Connection, fetch_stable_ends
-
-PartitionId = tuple[str, int]
+from headrace.infra.kafka.topic_reader import PartitionId
 
 QUIET_S = 20.0
 """Seconds after a commit, without another one, before its end is looked for."""

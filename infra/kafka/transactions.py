@@ -35,6 +35,7 @@ from headrace.infra.kafka.clients import (
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.kafka.last_commit import LastCommit
+from headrace.infra.kafka.topic_reader import name_partition
 from headrace.infra.process.end_report import report_end
 from headrace.infra.process.log_lines import ERROR_MARK
 from headrace.infra.process.signals import MustRestart
@@ -160,7 +161,7 @@ class TransactionalWriter:
             return
         for topic, found in groupby(partition_ids, key=itemgetter(0)):
             partitions = [partition for _, partition in found]
-            where = ", ".join(f"{topic}[{partition}]" for partition in partitions)
+            where = ", ".join(name_partition((topic, partition)) for partition in partitions)
             try:
                 self.begin()
                 self.produce(Outgoing(topic, b"", b"swept", partition=partition) for partition in partitions)
@@ -275,7 +276,7 @@ class TransactionalWriter:
         """
         if self._open or not (hanging := self._last_commit.find_hanging()):
             return
-        where = ", ".join(f"{topic}[{partition}]" for topic, partition in hanging)
+        where = ", ".join(map(name_partition, hanging))
         log.warning("transaction.endless", transactional_id=self.transactional_id, partitions=where)
         self._refusal = (
             f"Kafka has not written the end of the last commit to {where}, so readers wait: the component starts "

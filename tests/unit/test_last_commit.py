@@ -17,9 +17,9 @@ from headrace.infra.kafka.last_commit import (
     MISSING_S,
     QUIET_S,
     LastCommit,
-    PartitionId,
 )
 from headrace.infra.kafka.run_loop import Component, run_loop
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.stopwatch import Stopwatch
