@@ -6,8 +6,9 @@ counts. A second part swaps weights while 1, 8 and 64 requests run.
 
 `--only admission` measures something else: Headrace finds by itself how many requests a server gets at once. How close
 does its speed come to that of the best of five fixed numbers? This is measured with short answers, and with long ones
-in a KV cache that is too small for all. `--seconds` says for how long each number is measured. Before that, Headrace
-has as many seconds to find its number. The default of 3 s is too short for this: it only shows that the benchmark runs.
+in a KV cache that is too small for all. The numbers take turns, and the tokens of all rounds count. `--seconds` says
+for how long each number is measured in a round. Before the first round, Headrace has twice as many seconds to find its
+number. The default of 3 s is too short for this: it only shows that the benchmark runs.
 
 Without a GPU: `make test-sglang` and `make test-vllm` install the servers, and the default arguments are for them. They
 also need the environment variables of `tests/engines/cpu_servers.py`.
@@ -21,7 +22,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -87,17 +88,23 @@ class Pauses:
     until_served_p50_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
-    """What a server did with a number of requests at once: a fixed one, or 0 for the one that is found."""
+    """What a server did in all rounds with a number of requests at once: a fixed one, or 0 for the one that is found."""
 
     workload: str
     fixed: int
-    tokens_s: float
-    answers: int
-    retractions: int
-    limit: int
-    """At the end."""
+    took_s: float = 0.0
+    tokens: int = 0
+    answers: int = 0
+    retractions: int = 0
+    limits: list[int] = field(default_factory=list)
+    """Number at the end of each round."""
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens of complete answers per second."""
+        return self.tokens / self.took_s
 
 
 def save_model(folder: Path) -> list[dict[str, Tensor]]:
@@ -212,17 +219,13 @@ async def _swap_under(
     return paused, served
 
 
-def measure_admission(engine: ServedEngine, seconds: float) -> list[Admitted]:
-    return [
-        asyncio.run(_measure_one_admission(engine, workload, fixed, seconds))
-        for workload in STOPS
-        for fixed in (*FIXED, 0)
-    ]
+def measure_admission(engine: ServedEngine, seconds: float, rounds: int) -> list[Admitted]:
+    return [row for workload in STOPS for row in asyncio.run(_measure_one_workload(engine, workload, seconds, rounds))]
 
 
-async def _measure_one_admission(engine: ServedEngine, workload: str, fixed: int, seconds: float) -> Admitted:
+async def _measure_one_workload(engine: ServedEngine, workload: str, seconds: float, rounds: int) -> list[Admitted]:
+    """Measure each number once in every round; before the first round, a number is looked for."""
     [server, *_] = engine.list_servers()
-    server.gate.admission = Admission(fixed)
     sampling = Sampling(max_tokens=LONGEST, stop_ids=tuple(range(4, 4 + STOPS[workload])))
     made: list[int] = []
 
@@ -231,25 +234,28 @@ async def _measure_one_admission(engine: ServedEngine, workload: str, fixed: int
             made.append(len((await engine.generate("p", ids, sampling, seed=0)).ids))
 
     playing = [asyncio.create_task(play(ids)) for ids in draw_prompts(OPEN)]
-    await asyncio.sleep(min(WARM_UP_S, seconds) if fixed else seconds)
-    answers, retractions, began = len(made), server.load.retractions, time.perf_counter()
-    await asyncio.sleep(seconds)
-    counted, took_s = made[answers:], time.perf_counter() - began
-    found = Admitted(
-        workload,
-        fixed,
-        sum(counted) / took_s,
-        len(counted),
-        server.load.retractions - retractions,
-        server.gate.admission.limit,
-    )
+    found = Admission()
+    server.gate.admission = found
+    await asyncio.sleep(2 * seconds)
+    rows = [Admitted(workload, fixed) for fixed in (*FIXED, 0)]
+    for _ in range(rounds):
+        for row in rows:
+            server.gate.admission = Admission(row.fixed) if row.fixed else found
+            await asyncio.sleep(min(WARM_UP_S, seconds))
+            answers, retractions, began = len(made), server.load.retractions, time.perf_counter()
+            await asyncio.sleep(seconds)
+            row.took_s += time.perf_counter() - began
+            row.answers += len(made) - answers
+            row.tokens += sum(made[answers:])
+            row.retractions += server.load.retractions - retractions
+            row.limits.append(server.gate.admission.limit)
     for one in playing:
         one.cancel()
     ends = await asyncio.gather(*playing, return_exceptions=True)
     for end in ends:
         if isinstance(end, Exception):
             raise end
-    return found
+    return rows
 
 
 def show_admission(console: Console, rows: Sequence[Admitted]) -> None:
@@ -265,7 +271,7 @@ def show_admission(console: Console, rows: Sequence[Admitted]) -> None:
         table.add_column(name, justify="right")
     for one in rows:
         best = max(other.tokens_s for other in rows if other.workload == one.workload and other.fixed)
-        number = str(one.fixed) if one.fixed else f"found, {one.limit} at the end"
+        number = str(one.fixed) if one.fixed else f"found: {', '.join(map(str, one.limits))}"
         share = f"{one.tokens_s / best:.2f}" if best else ""
         table.add_row(one.workload, number, f"{one.tokens_s:,.0f}", share, str(one.answers), str(one.retractions))
     console.print(table)
@@ -310,7 +316,7 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="Python of an environment with SGLang or vLLM")
     parser.add_argument("--arguments", nargs="*", help="further arguments of the command that starts a server")
     parser.add_argument("--only", choices=("engine", "admission"), default="engine", help="what to measure")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds, of which the best counts")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds")
     parser.add_argument("--swaps", type=int, default=SWAPS, help="number of swaps of weights")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds for each number of requests at once")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -319,7 +325,7 @@ def main() -> None:
     figures: list[dict[str, Any]]
     if options.only == "admission":
         with open_server(options.use, options.python, arguments + SMALL_CACHE[options.use]) as (engine, _):
-            rows = measure_admission(engine, options.seconds)
+            rows = measure_admission(engine, options.seconds, options.rounds)
         show_admission(Console(), rows)
         figures = [asdict(row) for row in rows]
     else:

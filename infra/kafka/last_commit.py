@@ -1,17 +1,20 @@
-"""Finds out that Kafka has forgotten to write the end of a producer's last commit.
+"""Finds out that Kafka has forgotten to write the end of a producer's last commit or abort.
 
-A coordinator answers a commit before it writes the end markers. If its broker dies in between, the starting coordinator
-may have no leader for the partitions yet: then it treats them as deleted, and writes no marker (seen with Kafka 4.3:
-"these partitions are likely deleted already and hence can be skipped"). Readers of the partitions then wait for ever,
-unless the producer commits again on them, or its successor aborts what hangs.
+A coordinator answers before it writes the end markers. If its broker dies in between, the starting coordinator may have
+no leader for the partitions yet: then it treats them as deleted, and writes no marker (seen with Kafka 4.3: "these
+partitions are likely deleted already and hence can be skipped"). Readers of the partitions then wait for ever, unless
+the producer commits again on them, or its successor aborts what hangs. Worse, its next commit would also commit what
+was aborted.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Connection, fetch_stable_ends
+from headrace.infra.kafka.clients import Connection, fetch_end_offsets, fetch_stable_ends
+from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.topic_reader import PartitionId
 
 QUIET_S = 20.0
@@ -19,6 +22,8 @@ QUIET_S = 20.0
 MISSING_S = 30.0
 """Seconds for which readers must be seen waiting. Every open transaction of others has timed out by then."""
 LOOK_EVERY_S, LOOK_AFTER_FAILURE_S = 5.0, 60.0
+WAIT_STEP_S = 0.1
+"""Seconds between two looks of who waits for the end."""
 
 
 class LastCommit:
@@ -76,3 +81,61 @@ class LastCommit:
             return []
         self._waits_since = now if self._waits_since is None else self._waits_since
         return sorted(self._committed) if now - self._waits_since >= MISSING_S else []
+
+    def wait_until_read(self) -> list[PartitionId]:
+        """Wait until readers get past the last commit; return its partitions if it hangs on all of them.
+
+        Nothing is waited for while the cluster is away: it has answered the commit.
+        """
+        give_up_at = time.monotonic() + MISSING_S
+        while self._committed:
+            try:
+                stable = fetch_stable_ends(self._connection, self._committed)
+            except HeadraceError:
+                break
+            if any(stable[partition_id] > offset for partition_id, offset in self._committed.items()):
+                break
+            if time.monotonic() >= give_up_at:
+                return sorted(self._committed)
+            time.sleep(WAIT_STEP_S)
+        self._committed = {}
+        return []
+
+
+class LastAbort:
+    """The partitions of aborted transactions, until readers have got past what is there.
+
+    Args:
+        connection: The cluster.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._aborted: set[PartitionId] = set()
+
+    def note_abort(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Note the partitions of an aborted transaction, also those of records that were not delivered."""
+        self._aborted |= set(partition_ids)
+
+    def forget(self) -> None:
+        """Wait for none of what was noted."""
+        self._aborted = set()
+
+    def wait_until_read(self) -> list[PartitionId]:
+        """Wait until readers get past what is there now; return partitions on which they do not in `MISSING_S`.
+
+        Raises KafkaAway and KafkaRefused.
+        """
+        if not self._aborted:
+            return []
+        held_back = self._aborted.intersection(find_held_back(self._connection, {topic for topic, _ in self._aborted}))
+        ends = fetch_end_offsets(self._connection, held_back) if held_back else {}
+        give_up_at = time.monotonic() + MISSING_S
+        while held_back:
+            stable = fetch_stable_ends(self._connection, held_back)
+            held_back = {partition_id for partition_id in held_back if stable[partition_id] < ends[partition_id]}
+            if time.monotonic() >= give_up_at:
+                return sorted(held_back)
+            time.sleep(WAIT_STEP_S)
+        self._aborted = set()
+        return []

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -34,8 +35,8 @@ from headrace.infra.kafka.clients import (
 )
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
-from headrace.infra.kafka.last_commit import LastCommit
-from headrace.infra.kafka.topic_reader import name_partition
+from headrace.infra.kafka.last_commit import LastAbort, LastCommit
+from headrace.infra.kafka.topic_reader import PartitionId, name_partition
 from headrace.infra.process.end_report import report_end
 from headrace.infra.process.log_lines import ERROR_MARK
 from headrace.infra.process.signals import MustRestart
@@ -135,7 +136,9 @@ class TransactionalWriter:
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf
-        self._last_commit = LastCommit(connection)
+        self._last_commit, self._last_abort = LastCommit(connection), LastAbort(connection)
+        self._touched: set[PartitionId] = set()
+        """The partitions of the open transaction's records, if known before they are delivered, or delivered."""
         self._refusal = ""
         """Why nothing more may be written."""
         self._failure: tuple[KafkaError, Outgoing] | None = None
@@ -171,6 +174,8 @@ class TransactionalWriter:
                 log.warning("transaction.not_swept", transactional_id=self.transactional_id, why=str(error))
             else:
                 log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
+            finally:
+                self._last_abort.forget()  # others may still have open transactions there: no reason to wait
 
     def _watch(self) -> None:
         """End the process if a call hangs beyond its timeout, as librdkafka's calls sometimes do (seen: ten minutes).
@@ -190,7 +195,9 @@ class TransactionalWriter:
         """Open a transaction."""
         if self._refusal:
             raise MustRestart(self._refusal)
+        self._refuse_hanging_abort()
         self._last_commit.begin()
+        self._touched = set()
         self._failure, self._begun_at = None, time.monotonic()
         self._guard(self._producer.begin_transaction, "beginning a transaction")
         self._open = True
@@ -202,14 +209,17 @@ class TransactionalWriter:
 
     def _produce_one(self, record: Outgoing) -> Ticket:
         ticket = Ticket()
+        if record.partition >= 0:
+            self._touched.add((record.topic, record.partition))
 
         def note_delivery(error: KafkaError | None, raw: RawMessage) -> None:
             if error is None and not is_delivered(raw):
                 error = KafkaError(KafkaError._TIMED_OUT, "Kafka gave no offset for a record: the record may be lost")  # noqa: SLF001
             if error is None:
                 ticket.offset = raw.offset() or 0
-                partition = raw.partition() if record.partition < 0 else record.partition
-                self._last_commit.note_record(record.topic, partition or 0, ticket.offset)
+                partition = (raw.partition() if record.partition < 0 else record.partition) or 0
+                self._touched.add((record.topic, partition))
+                self._last_commit.note_record(record.topic, partition, ticket.offset)
             elif self._failure is None or self._failure[0].code() in PURGED:
                 self._failure = error, record  # later records are purged after a refused one, and may be reported first
 
@@ -267,6 +277,7 @@ class TransactionalWriter:
             self._open = False
             self._producer.purge(in_queue=True, in_flight=False)
             self._guard(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
+            self._last_abort.note_abort(self._touched)
 
     def refuse_hanging_commit(self) -> None:
         """Look now and then whether readers get past the last commit. Raises MustRestart if Kafka never ended it.
@@ -276,13 +287,37 @@ class TransactionalWriter:
         """
         if self._open or not (hanging := self._last_commit.find_hanging()):
             return
-        where = ", ".join(map(name_partition, hanging))
-        log.warning("transaction.endless", transactional_id=self.transactional_id, partitions=where)
+        self._refuse_all("commit", hanging)
+
+    def wait_until_read(self) -> None:
+        """Wait until readers get past the last commit. Raises MustRestart if Kafka never ended it."""
+        if hanging := self._last_commit.wait_until_read():
+            where = self._note_endless(hanging)
+            raise MustRestart(
+                f"Kafka has not written the end of the last commit to {where}, so nobody can read it: give the same "
+                "command again, which ends the transaction as aborted, and writes the records once more"
+            )
+
+    def _refuse_hanging_abort(self) -> None:
+        """Wait until readers get past what was aborted. Raises MustRestart if Kafka never ended the abort.
+
+        The next commit of this producer would commit the aborted records, too.
+        """
+        if hanging := self._last_abort.wait_until_read():
+            self._refuse_all("abort", hanging)
+
+    def _refuse_all(self, what: str, hanging: list[PartitionId]) -> NoReturn:
+        where = self._note_endless(hanging)
         self._refusal = (
-            f"Kafka has not written the end of the last commit to {where}, so readers wait: the component starts "
+            f"Kafka has not written the end of the last {what} to {where}, so readers wait: the component starts "
             "again, ends the transaction as aborted, and continues from what can be read"
         )
         raise MustRestart(self._refusal)
+
+    def _note_endless(self, hanging: list[PartitionId]) -> str:
+        where = ", ".join(map(name_partition, hanging))
+        log.warning("transaction.endless", transactional_id=self.transactional_id, partitions=where)
+        return where
 
     def close(self) -> None:
         """Abort an open transaction and close the producer; it never hides an earlier error."""
@@ -380,6 +415,17 @@ class TransactionalWriter:
             if time.monotonic() - begun >= GONE_S:
                 return False
             time.sleep(TOPIC_LOOK_EVERY_S)
+
+
+@contextmanager
+def open_writer(connection: Connection, transactional_id: str, topics: Iterable[str]) -> Iterator[TransactionalWriter]:
+    """Yield the writer of a command; at the end wait until readers get past its last commit.
+
+    Raises MustRestart if Kafka never ended that commit, and the errors of the writer.
+    """
+    with closing(TransactionalWriter(connection, transactional_id, topics)) as writer:
+        yield writer
+        writer.wait_until_read()
 
 
 def _partition_of(record: Outgoing) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from headrace.infra.kafka.dead_letters import TAKEN, VERDICT_HEADER
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
-from headrace.infra.kafka.transactions import TransactionalWriter, split_into_transactions
+from headrace.infra.kafka.transactions import TransactionalWriter, open_writer, split_into_transactions
 from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import parse_store
@@ -209,7 +209,7 @@ def _write_topics(archive: Archive, connection: Connection, topics: list[str]) -
     whole = sum(archive.manifest.topics[topic].records for topic in topics)
     found = {topic: Fed() for topic in topics}
     with (
-        closing(TransactionalWriter(connection, f"{archive.manifest.run}.{REPLAYER}", topics)) as writer,
+        open_writer(connection, f"{archive.manifest.run}.{REPLAYER}", topics) as writer,
         open_progress("replaying") as tell,
     ):
         for topic in topics:

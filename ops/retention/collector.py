@@ -24,7 +24,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -35,7 +34,7 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, get_admin, translate_kafka_errors
 from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions
-from headrace.infra.kafka.transactions import TransactionalWriter
+from headrace.infra.kafka.transactions import TransactionalWriter, open_writer
 from headrace.infra.progress import open_progress
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
 from headrace.infra.run.run import Run, list_runs, read_revisions
@@ -189,7 +188,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
         )
     if request.dry_run:
         return _build_report(run, request, *_read_and_plan(run, request), spared=0)
-    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COLLECTOR}", run.topic_names)) as writer:
+    with open_writer(run.connection, f"{run.address.run}.{COLLECTOR}", run.topic_names) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
         marker, plan = _read_and_plan(run, request)
         if plan.retired:

@@ -41,14 +41,15 @@ NO_LIMIT = 1_000_000
 class Admission:
     """The number of requests that one server may have at once.
 
-    A turn is as many answers as the limit allows requests, so that it spans a whole answer. At each reading, in order:
+    A turn is as many answers as the limit allows requests, so that it spans a whole answer, and at least one reading
+    while requests run. At each reading, in order:
 
     - Raise to what is certain to fit: the cache, divided by prompt and most tokens of a request.
     - Cut for retractions, as soon as there are more than `MANY_RETRACTIONS` for each answer of a turn: to what the
       server ran while others waited in it.
     - Cut for a queue, when it is long at `QUEUE_READINGS` readings without a retraction: to what runs.
     - At the end of a turn grow if requests were held back, none waits in the server, retractions are few and the cache
-      is not full: by what the cache has left. Else hold.
+      is not full: to as many as fill it, if each takes as much as those that ran. Else hold.
 
     A server that does not report the size of its cache has no limit.
 
@@ -64,8 +65,8 @@ class Admission:
         """Whether the server reports what is needed to find a limit."""
         self._mean_size = 0.0
         self._ended = 0
-        self._retractions = 0
-        """The server's own count at the last reading."""
+        self._retractions = math.inf
+        """The server's own count at the last reading; before the first one, no count is a rise."""
         self._queue_readings = 0
         self._turn = _Turn(FIRST, 0)
 
@@ -106,10 +107,10 @@ class Admission:
             runs = math.ceil(SPARE * load.running) + 1
             cut = max(certain, runs, int(DEEPEST_QUEUE_CUT * self._limit))
             self._change(min(cut, self._limit), "requests wait in the server")
-        elif ended >= turn.answers:
-            is_free = turn.was_held_back and not load.waiting
-            if is_free and turn.retracted <= FEW_RETRACTIONS * ended and turn.mean_use < FULL:
-                growth = max(1 + LEAST_GROWTH, AIM / max(turn.mean_use, AIM / MOST_GROWTH))
+        elif ended >= turn.answers and turn.busy:
+            is_free = turn.was_held_back and not load.waiting and turn.mean_use < FULL
+            if is_free and turn.retracted <= FEW_RETRACTIONS * ended:
+                growth = min(max(1 + LEAST_GROWTH, turn.find_fitting() / self._limit), MOST_GROWTH)
                 self._change(math.ceil(self._limit * growth), "the cache has room")
             else:
                 self._change(self._limit, self.why)
@@ -134,26 +135,39 @@ class _Turn:
         self.answers, self.began_at = answers, began_at
         self.retracted = 0
         self.was_held_back = False
-        self._readings, self._uses = 0, 0.0
-        self._crowded, self._ran = 0, 0
+        self.busy = 0
+        """Readings at which requests ran."""
+        self._uses, self._ran = 0.0, 0
+        """Share of the cache and number of requests at these readings, added up."""
+        self._crowded, self._ran_crowded = 0, 0
         """Readings at which requests waited in the server, and what ran then, added up."""
 
     def add(self, load: ServerLoad, retracted: int, held_back: int) -> None:
         """Add a reading."""
         self.retracted += retracted
         self.was_held_back |= held_back > 0
-        self._readings += 1
-        self._uses += load.used_tokens / load.capacity_tokens
+        if load.running:
+            self.busy += 1
+            self._uses += load.used_tokens / load.capacity_tokens
+            self._ran += load.running
         if load.waiting:
             self._crowded += 1
-            self._ran += load.running
+            self._ran_crowded += load.running
 
     @property
     def mean_use(self) -> float:
-        """Share of the cache that was used on average."""
-        return self._uses / max(1, self._readings)
+        """Share of the cache that was used on average while requests ran."""
+        return self._uses / max(1, self.busy)
+
+    def find_fitting(self) -> float:
+        """Return how many requests like those that ran fill the cache.
+
+        A server that is busy with HTTP may run far fewer requests than it has got: its cache is empty then, however
+        many there are.
+        """
+        return AIM * self._ran / self._uses if self._uses else math.inf
 
     def find_cut(self, limit: int) -> int:
         """Return how many requests of the limit the server could run."""
-        ran = SPARE * self._ran / self._crowded if self._crowded else 0.0
+        ran = SPARE * self._ran_crowded / self._crowded if self._crowded else 0.0
         return max(1, min(int(SMALLEST_CUT * limit), max(int(DEEPEST_CUT * limit), int(ran))))

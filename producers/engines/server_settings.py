@@ -103,6 +103,8 @@ class ServerKind:
     logprob_convention: LogprobConvention = LOGPROB_CONVENTION
     writes_ties: bool = False
     """Whether a server has to read tied parameters under each of their names."""
+    sockets_variable: str = ""
+    """Variable that names the folder of its Unix sockets, which it does not remove; empty if it has none."""
 
 
 def read_settings(kind: ServerKind, given: Mapping[str, Any]) -> ServerSettings:
@@ -199,6 +201,8 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
 LOGS_PREFIX = "headrace-servers-"
 LOGS_KEPT_S = 24 * 3600.0
 """Seconds for which the logs of a dead worker are kept: until the next day."""
+LONGEST_SOCKET_PATH, SOCKET_NAME = 107, 36
+"""Bytes in the path of a Unix socket (unix(7)), and in the name of a socket."""
 
 
 @dataclass(slots=True)
@@ -243,6 +247,10 @@ class ServerFactory:
     def _build_server(self, folder: Path, launch: ServerLaunch) -> GenerationServer:
         devices = self.settings.devices
         environment = dict(self.kind.environment)
+        variable, sockets = self.kind.sockets_variable, folder.parent
+        fits = len(os.fsencode(sockets)) + 1 + SOCKET_NAME <= LONGEST_SOCKET_PATH
+        if variable and variable not in os.environ and fits:
+            environment[variable] = str(sockets)
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices[self.made % len(devices)]
         self.made += 1

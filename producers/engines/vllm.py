@@ -52,4 +52,5 @@ VLLM = ServerKind(
     logprob_convention="masked",
     # Without a GPU, vLLM keeps a packed copy of the output layer, and renews it only when it reads that layer itself.
     writes_ties=True,
+    sockets_variable="VLLM_RPC_BASE_PATH",
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from patience import PATIENCE_S
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.kafka import last_commit
@@ -59,7 +60,7 @@ def test_what_hangs_is_ended_before_anything_is_written_and_never_committed_with
 
 
 @pytest.mark.kafka
-def test_a_writer_whose_last_commit_stays_hidden_is_built_anew_and_one_whose_commit_is_read_is_not(
+def test_a_writer_whose_last_transaction_stays_hidden_is_built_anew_and_one_that_readers_get_past_is_not(
     bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("QUIET_S", "MISSING_S", "LOOK_EVERY_S"):
@@ -72,16 +73,30 @@ def test_a_writer_whose_last_commit_stays_hidden_is_built_anew_and_one_whose_com
     hiding.produce(run_name, b"open", partition=0)
     assert hiding.flush(60) == 0
 
-    def committed(value: bytes) -> TransactionalWriter:
+    def begun(value: bytes) -> TransactionalWriter:
         writer = TransactionalWriter(Connection(bootstrap), f"{run_name}.{value.decode()}")
         writer.begin()
         writer.produce([Outgoing(run_name, value, partition=0)])
+        writer.flush()
+        return writer
+
+    def committed(value: bytes) -> TransactionalWriter:
+        writer = begun(value)
         writer.commit()
         return writer
 
     with closing(committed(b"hidden")) as writer, pytest.raises(MustRestart, match=r"the end of the last commit to .*"):
         writer.refuse_hanging_commit()
+    with closing(begun(b"aborted")) as writer:
+        writer.abort()
+        with pytest.raises(MustRestart, match=r"the end of the last abort to .*"):
+            writer.begin()
     hiding.abort_transaction(60)
     with closing(committed(b"read")) as writer:
         assert [message.value for message in read_all(Connection(bootstrap), [run_name])] == [b"hidden", b"read"]
         writer.refuse_hanging_commit()
+        writer.wait_until_read()
+    monkeypatch.setattr(last_commit, "MISSING_S", PATIENCE_S)
+    with closing(begun(b"aborted")) as writer:
+        writer.abort()
+        writer.begin()

@@ -119,6 +119,10 @@ def read(running: int = 0, waiting: int = 0, used: int = 0, capacity: int = 1000
     [
         (16, 1, [read(16, used=475)], 32),
         (15, 1, [read(16, used=475)], 16),
+        (16, 1, [read(10, used=475)], 20),
+        (16, 1, [read(0), read(8, used=475)], 17),
+        (16, 1, [read(0)], 16),
+        (16, 1, [read(16, used=1)], 64),
         (16, 0, [read(16, used=475)], 16),
         (16, 1, [read(16, used=970)], 16),
         (16, 1, [read(15, waiting=1, used=475)], 16),
@@ -139,6 +143,7 @@ def test_the_limit_grows_where_there_is_room_and_is_cut_for_retractions_and_a_qu
     admission, exact = Admission(), Admission(7)
     for one in (admission, exact):
         one.note_request(100)
+        one.look(read(), 16, held_back)
         for _ in range(ended):
             one.note_ended()
         for load in loads:
@@ -153,8 +158,10 @@ def test_a_queue_is_no_reason_while_the_server_still_has_more_than_a_cut_limit_a
     assert admission.limit == FIRST
 
 
-def test_a_server_that_was_started_again_counts_its_retractions_from_nothing() -> None:
+def test_retractions_from_before_the_first_reading_or_from_before_a_start_are_not_counted() -> None:
     admission = Admission()
-    for retractions in (20, 0, 20):
+    for retractions in (1000, 1020, 0, 4):
         admission.look(read(10, waiting=6, used=990, retractions=retractions), FIRST + 1, 9)
+    assert admission.limit == FIRST
+    admission.look(read(10, waiting=6, used=990, retractions=5), FIRST + 1, 9)
     assert admission.limit == 10

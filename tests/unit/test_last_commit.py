@@ -16,6 +16,7 @@ from headrace.infra.kafka.last_commit import (
     LOOK_EVERY_S,
     MISSING_S,
     QUIET_S,
+    LastAbort,
     LastCommit,
 )
 from headrace.infra.kafka.run_loop import Component, run_loop
@@ -32,6 +33,9 @@ class Log:
     """How far readers of two partitions get, and a clock in seconds."""
 
     stable: dict[PartitionId, int] = field(default_factory=lambda: {ONE: 10, TWO: 20})
+    ends: dict[PartitionId, int] = field(default_factory=lambda: {ONE: 12, TWO: 22})
+    later: list[tuple[PartitionId, int]] = field(default_factory=list)
+    """How far readers get next, at each look that waits."""
     now_s: float = 1000.0
     looks: int = 0
     is_away: bool = False
@@ -47,8 +51,21 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
             raise KafkaAway("no answer")
         return {one: made.stable[one] for one in wanted}
 
+    def sleep(seconds: float) -> None:
+        made.now_s += seconds
+        if made.later:
+            partition_id, offset = made.later.pop(0)
+            made.stable[partition_id] = offset
+            made.ends[partition_id] += 5  # others go on to write
+
+    def find_held_back(_connection: Connection, topics: set[str]) -> list[PartitionId]:
+        return [one for one, end in made.ends.items() if one[0] in topics and made.stable[one] < end]
+
     monkeypatch.setattr(last_commit, "fetch_stable_ends", read_stable)
+    monkeypatch.setattr(last_commit, "fetch_end_offsets", lambda _, wanted: {one: made.ends[one] for one in wanted})
+    monkeypatch.setattr(last_commit, "find_held_back", find_held_back)
     monkeypatch.setattr(last_commit.time, "monotonic", lambda: made.now_s)
+    monkeypatch.setattr(last_commit.time, "sleep", sleep)
     return made
 
 
@@ -127,6 +144,48 @@ def test_a_cluster_that_is_away_says_nothing_and_the_wait_begins_anew(last: Last
     log.is_away = False
     assert hanging_after(last, log, LOOK_AFTER_FAILURE_S) == []
     assert hanging_after(last, log, MISSING_S) == [TWO, ONE]
+
+
+def test_who_waits_for_the_end_of_a_commit_is_told_if_readers_get_past_none_of_it(last: LastCommit, log: Log) -> None:
+    before = log.now_s
+    assert last.wait_until_read() == [TWO, ONE]
+    assert MISSING_S <= log.now_s - before < MISSING_S + 1
+    log.later = [(TWO, 20), (TWO, 21)]
+    assert last.wait_until_read() == []
+    log.stable[TWO] = 0
+    assert last.wait_until_read() == [], "it is looked at no more"
+
+
+def test_who_waits_for_the_end_of_a_commit_does_not_wait_for_a_cluster_that_is_away(last: LastCommit, log: Log) -> None:
+    log.is_away = True
+    assert last.wait_until_read() == []
+
+
+def test_readers_must_get_past_all_that_is_there_when_an_abort_is_looked_at(log: Log) -> None:
+    abort = LastAbort(Connection("nowhere:1"))
+    assert abort.wait_until_read() == []
+    abort.note_abort({ONE})
+    abort.note_abort({TWO})
+    log.later = [(ONE, 12), (TWO, 21)]
+    before = log.now_s
+    assert abort.wait_until_read() == [TWO]
+    assert MISSING_S <= log.now_s - before < MISSING_S + 1
+    log.stable |= {ONE: log.ends[ONE], TWO: log.ends[TWO] - 1}
+    log.later = [(TWO, log.ends[TWO])]
+    assert abort.wait_until_read() == []
+    log.stable[TWO] = 0
+    assert abort.wait_until_read() == [], "it is looked at no more"
+    abort.note_abort({TWO})
+    abort.forget()
+    assert abort.wait_until_read() == []
+
+
+def test_a_partition_that_others_hold_back_is_no_reason_to_wait(log: Log) -> None:
+    abort = LastAbort(Connection("nowhere:1"))
+    log.stable[ONE] = log.ends[ONE]
+    abort.note_abort({ONE})
+    assert abort.wait_until_read() == []
+    assert log.looks == 0
 
 
 def test_a_component_whose_last_commit_hangs_does_no_further_turn() -> None:

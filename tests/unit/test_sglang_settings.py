@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.producers.engines.registry import check_engine
 from headrace.producers.engines.server_settings import ServerFactory, find_folder, find_python, read_settings
 from headrace.producers.engines.sglang import SGLANG
 from headrace.producers.engines.sglang_experts import SGLangExperts
+from headrace.producers.engines.vllm import VLLM
 
 HERE = f'python="{sys.executable}"'
 
@@ -102,6 +104,32 @@ def test_servers_share_the_devices_in_turn_and_start_with_their_version(monkeypa
     command = training[0]._process._launch.build_command(ServedWeights(7, Path("/dev/shm/7")), 30000)  # noqa: S108
     assert command[:3] == ["/home/me/sglang/bin/python", "-m", "sglang.launch_server"]
     assert " ".join(command).endswith("--weight-version 7 --host 127.0.0.1 --port 30000 --context-length 38 --x")
+
+
+def test_sockets_that_vllm_leaves_behind_are_in_a_folder_that_the_worker_removes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def build() -> tuple[ServerFactory, str | None]:
+        factory = ServerFactory(VLLM, read_settings(VLLM, {}))
+        [server], _ = factory.build_servers("solver", 32)
+        assert factory.logs
+        assert server._process
+        return factory, server._process._environment.get("VLLM_RPC_BASE_PATH")
+
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")  # noqa: S108 - a short one
+    factory, folder = build()
+    assert factory.logs
+    assert folder == str(factory.logs.path)
+    factory.logs.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/mine")
+    assert build()[1] is None, "the user's own"
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH")
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert build()[1] is None, "a socket's path would be too long"
 
 
 def test_no_two_servers_of_a_worker_have_one_name() -> None:

@@ -18,7 +18,7 @@ from patience import PATIENCE_S
 from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka import transactions
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
-from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
+from headrace.infra.kafka.transactions import Aborted, TransactionalWriter, open_writer
 from headrace.infra.process.end_report import read_end
 from headrace.infra.process.signals import MustRestart
 
@@ -98,11 +98,37 @@ class Commits:
     def find_hanging(self) -> list[tuple[str, int]]:
         return self.hanging
 
+    wait_until_read = find_hanging
+
 
 @pytest.fixture(autouse=True)
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
     found = Commits()
     monkeypatch.setattr(transactions, "LastCommit", lambda _connection: found)
+    return found
+
+
+class Aborts:
+    """Notes the partitions of aborted transactions; they hang if `hang`."""
+
+    def __init__(self) -> None:
+        self.noted: set[tuple[str, int]] = set()
+        self.hang = False
+
+    def note_abort(self, partition_ids: set[tuple[str, int]]) -> None:
+        self.noted |= partition_ids
+
+    def wait_until_read(self) -> list[tuple[str, int]]:
+        return sorted(self.noted) if self.hang else []
+
+    def forget(self) -> None:
+        self.noted = set()
+
+
+@pytest.fixture(autouse=True)
+def aborts(monkeypatch: pytest.MonkeyPatch) -> Aborts:
+    found = Aborts()
+    monkeypatch.setattr(transactions, "LastAbort", lambda _connection: found)
     return found
 
 
@@ -129,6 +155,55 @@ def test_after_a_commit_that_hangs_nothing_more_is_written(
     with pytest.raises(MustRestart):
         writer.begin()
     assert producer.calls == calls
+
+
+def test_after_an_abort_that_hangs_nothing_more_is_written_as_the_next_commit_would_commit_it(
+    writer: TransactionalWriter, producer: Failing, aborts: Aborts
+) -> None:
+    aborts.hang = True
+    writer.begin()
+    writer.produce([Outgoing("t", b"committed", partition=1)])
+    writer.commit()
+    writer.begin()
+    writer.produce([Outgoing("t", b"y")])
+    writer.flush()
+    producer.delivered = [(KafkaError._MSG_TIMED_OUT, None)]
+    writer.produce([Outgoing("t", b"undelivered", partition=3)])
+    with pytest.raises(Aborted):
+        writer.commit()
+    calls = producer.calls
+    with pytest.raises(MustRestart, match=r"has not written the end of the last abort to t\[0\], t\[3\], so readers"):
+        writer.begin()
+    aborts.hang = False
+    with pytest.raises(MustRestart):
+        writer.begin()
+    assert producer.calls == calls
+
+
+def test_the_writer_of_a_command_waits_at_its_end_until_its_last_commit_can_be_read(
+    producer: Failing, commits: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
+    with open_writer(Connection("nowhere:1"), "run.swap", []):
+        pass
+    commits.hanging = [("run.recipe", 0)]
+    with (
+        pytest.raises(MustRestart, match=r"last commit to run\.recipe\[0\], so nobody can read it: give the same comm"),
+        open_writer(Connection("nowhere:1"), "run.swap", []),
+    ):
+        pass
+    with pytest.raises(KeyError), open_writer(Connection("nowhere:1"), "run.swap", []):
+        raise KeyError
+
+
+def test_what_a_start_aborts_for_others_is_not_waited_for(
+    producer: Failing, aborts: Aborts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborts.hang = True
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
+    monkeypatch.setattr(transactions, "find_held_back", lambda *_: [("s", 0), ("t", 0), ("t", 1)])
+    with closing(TransactionalWriter(Connection("nowhere:1"), "run.test", ["s", "t"])) as writer:
+        writer.begin()
 
 
 def test_a_coordinator_that_is_away_is_waited_for(writer: TransactionalWriter, producer: Failing) -> None:
