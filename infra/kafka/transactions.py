@@ -35,8 +35,8 @@ from headrace.infra.kafka.clients import (
 )
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
-from headrace.infra.kafka.last_commit import LastAbort, LastCommit
-from headrace.infra.kafka.topic_reader import PartitionId, name_partition
+from headrace.infra.kafka.topic_reader import name_partition
+from headrace.infra.kafka.transaction_ends import TransactionEnds
 from headrace.infra.process.end_report import report_end
 from headrace.infra.process.log_lines import ERROR_MARK
 from headrace.infra.process.signals import MustRestart
@@ -136,11 +136,7 @@ class TransactionalWriter:
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf
-        self._last_commit, self._last_abort = LastCommit(connection), LastAbort(connection)
-        self._touched: set[PartitionId] = set()
-        """The partitions of the open transaction's records, if known before they are delivered, or delivered."""
-        self._refusal = ""
-        """Why nothing more may be written."""
+        self._ends = TransactionEnds(connection, transactional_id)
         self._failure: tuple[KafkaError, Outgoing] | None = None
         """The first undelivered record of the transaction, and why."""
         self._called_at, self._calling = math.inf, ""
@@ -175,7 +171,7 @@ class TransactionalWriter:
             else:
                 log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
             finally:
-                self._last_abort.forget()  # others may still have open transactions there: no reason to wait
+                self._ends.forget_aborts()  # others may still have open transactions there: no reason to wait
 
     def _watch(self) -> None:
         """End the process if a call hangs beyond its timeout, as librdkafka's calls sometimes do (seen: ten minutes).
@@ -193,11 +189,7 @@ class TransactionalWriter:
 
     def begin(self) -> None:
         """Open a transaction."""
-        if self._refusal:
-            raise MustRestart(self._refusal)
-        self._refuse_hanging_abort()
-        self._last_commit.begin()
-        self._touched = set()
+        self._ends.begin()
         self._failure, self._begun_at = None, time.monotonic()
         self._guard(self._producer.begin_transaction, "beginning a transaction")
         self._open = True
@@ -210,7 +202,7 @@ class TransactionalWriter:
     def _produce_one(self, record: Outgoing) -> Ticket:
         ticket = Ticket()
         if record.partition >= 0:
-            self._touched.add((record.topic, record.partition))
+            self._ends.note_record((record.topic, record.partition))
 
         def note_delivery(error: KafkaError | None, raw: RawMessage) -> None:
             if error is None and not is_delivered(raw):
@@ -218,8 +210,7 @@ class TransactionalWriter:
             if error is None:
                 ticket.offset = raw.offset() or 0
                 partition = (raw.partition() if record.partition < 0 else record.partition) or 0
-                self._touched.add((record.topic, partition))
-                self._last_commit.note_record(record.topic, partition, ticket.offset)
+                self._ends.note_delivery((record.topic, partition), ticket.offset)
             elif self._failure is None or self._failure[0].code() in PURGED:
                 self._failure = error, record  # later records are purged after a refused one, and may be reported first
 
@@ -255,7 +246,7 @@ class TransactionalWriter:
 
     def send_offsets(self, offsets: GroupOffsets) -> None:
         """Add a consumer group's positions; the broker refuses them if the member's epoch is outdated."""
-        self._last_commit.note_consumer_offsets()
+        self._ends.note_consumer_offsets()
         self._guard(
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
             "sending offsets",
@@ -268,7 +259,7 @@ class TransactionalWriter:
         reach(f"{self.component}.committing")
         self._guard(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
         self._open = False
-        self._last_commit.note_commit()
+        self._ends.note_commit()
         reach(f"{self.component}.committed")
 
     def abort(self) -> None:
@@ -277,47 +268,16 @@ class TransactionalWriter:
             self._open = False
             self._producer.purge(in_queue=True, in_flight=False)
             self._guard(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
-            self._last_abort.note_abort(self._touched)
+            self._ends.note_abort()
 
     def refuse_hanging_commit(self) -> None:
-        """Look now and then whether readers get past the last commit. Raises MustRestart if Kafka never ended it.
-
-        This producer must write nothing more then: its next commit would end a part of the transaction as committed,
-        and its successor aborts the rest. Nobody has read any of it, so it is made again from what is committed.
-        """
-        if self._open or not (hanging := self._last_commit.find_hanging()):
-            return
-        self._refuse_all("commit", hanging)
+        """Look now and then whether readers get past the last commit. Raises MustRestart if Kafka never ended it."""
+        if not self._open:
+            self._ends.refuse_hanging_commit()
 
     def wait_until_read(self) -> None:
         """Wait until readers get past the last commit. Raises MustRestart if Kafka never ended it."""
-        if hanging := self._last_commit.wait_until_read():
-            where = self._note_endless(hanging)
-            raise MustRestart(
-                f"Kafka has not written the end of the last commit to {where}, so nobody can read it: give the same "
-                "command again, which ends the transaction as aborted, and writes the records once more"
-            )
-
-    def _refuse_hanging_abort(self) -> None:
-        """Wait until readers get past what was aborted. Raises MustRestart if Kafka never ended the abort.
-
-        The next commit of this producer would commit the aborted records, too.
-        """
-        if hanging := self._last_abort.wait_until_read():
-            self._refuse_all("abort", hanging)
-
-    def _refuse_all(self, what: str, hanging: list[PartitionId]) -> NoReturn:
-        where = self._note_endless(hanging)
-        self._refusal = (
-            f"Kafka has not written the end of the last {what} to {where}, so readers wait: the component starts "
-            "again, ends the transaction as aborted, and continues from what can be read"
-        )
-        raise MustRestart(self._refusal)
-
-    def _note_endless(self, hanging: list[PartitionId]) -> str:
-        where = ", ".join(map(name_partition, hanging))
-        log.warning("transaction.endless", transactional_id=self.transactional_id, partitions=where)
-        return where
+        self._ends.wait_until_read()
 
     def close(self) -> None:
         """Abort an open transaction and close the producer; it never hides an earlier error."""

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from patience import PATIENCE_S
 
 from headrace.infra.environment import END_REPORT_VARIABLE
-from headrace.infra.kafka import transactions
+from headrace.infra.kafka import transaction_ends, transactions
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter, open_writer
 from headrace.infra.process.end_report import read_end
@@ -104,7 +104,7 @@ class Commits:
 @pytest.fixture(autouse=True)
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
     found = Commits()
-    monkeypatch.setattr(transactions, "LastCommit", lambda _connection: found)
+    monkeypatch.setattr(transaction_ends, "LastCommit", lambda _connection: found)
     return found
 
 
@@ -128,7 +128,7 @@ class Aborts:
 @pytest.fixture(autouse=True)
 def aborts(monkeypatch: pytest.MonkeyPatch) -> Aborts:
     found = Aborts()
-    monkeypatch.setattr(transactions, "LastAbort", lambda _connection: found)
+    monkeypatch.setattr(transaction_ends, "LastAbort", lambda _connection: found)
     return found
 
 

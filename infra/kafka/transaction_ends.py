@@ -1,0 +1,99 @@
+"""Refuses to write on after a commit or abort that Kafka has forgotten to end."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import structlog
+
+from headrace.infra.kafka.clients import Connection
+from headrace.infra.kafka.last_commit import LastAbort, LastCommit
+from headrace.infra.kafka.topic_reader import PartitionId, name_partition
+from headrace.infra.process.signals import MustRestart
+
+log = structlog.get_logger()
+
+
+class TransactionEnds:
+    """The ends of a producer's transactions; its successor aborts those that Kafka has forgotten.
+
+    Args:
+        connection: The cluster.
+        transactional_id: The producer's, for the log.
+    """
+
+    def __init__(self, connection: Connection, transactional_id: str) -> None:
+        self._transactional_id = transactional_id
+        self._last_commit, self._last_abort = LastCommit(connection), LastAbort(connection)
+        self._touched: set[PartitionId] = set()
+        """Partitions on which the open transaction may have records."""
+        self._refusal = ""
+        """Why nothing more may be written."""
+
+    def begin(self) -> None:
+        """Note that a transaction begins; wait until readers get past what was aborted before.
+
+        Raises MustRestart if Kafka never ended a commit or abort: the next commit would also commit what was aborted.
+        """
+        if self._refusal:
+            raise MustRestart(self._refusal)
+        if hanging := self._last_abort.wait_until_read():
+            self._refuse_all("abort", hanging)
+        self._last_commit.begin()
+        self._touched = set()
+
+    def note_record(self, partition_id: PartitionId) -> None:
+        """Note a record of the open transaction before it is delivered."""
+        self._touched.add(partition_id)
+
+    def note_delivery(self, partition_id: PartitionId, offset: int) -> None:
+        """Note a delivered record of the open transaction."""
+        self._touched.add(partition_id)
+        self._last_commit.note_record(*partition_id, offset)
+
+    def note_consumer_offsets(self) -> None:
+        """Note that the open transaction has consumer offsets."""
+        self._last_commit.note_consumer_offsets()
+
+    def note_commit(self) -> None:
+        """Note that the coordinator has answered the commit."""
+        self._last_commit.note_commit()
+
+    def note_abort(self) -> None:
+        """Note that the coordinator has answered the abort."""
+        self._last_abort.note_abort(self._touched)
+
+    def forget_aborts(self) -> None:
+        """Do not wait for the end of what was aborted."""
+        self._last_abort.forget()
+
+    def refuse_hanging_commit(self) -> None:
+        """Look now and then whether readers get past the last commit. Raises MustRestart if Kafka never ended it.
+
+        This producer must write nothing more then: its next commit would end a part of the transaction as committed,
+        and its successor aborts the rest. Nobody has read any of it, so it is made again from what is committed.
+        """
+        if hanging := self._last_commit.find_hanging():
+            self._refuse_all("commit", hanging)
+
+    def wait_until_read(self) -> None:
+        """Wait until readers get past the last commit. Raises MustRestart if Kafka never ended it."""
+        if hanging := self._last_commit.wait_until_read():
+            where = self._log_endless(hanging)
+            raise MustRestart(
+                f"Kafka has not written the end of the last commit to {where}, so nobody can read it: give the same "
+                "command again, which ends the transaction as aborted, and writes the records once more"
+            )
+
+    def _refuse_all(self, what: str, hanging: list[PartitionId]) -> NoReturn:
+        where = self._log_endless(hanging)
+        self._refusal = (
+            f"Kafka has not written the end of the last {what} to {where}, so readers wait: the component starts "
+            "again, ends the transaction as aborted, and continues from what can be read"
+        )
+        raise MustRestart(self._refusal)
+
+    def _log_endless(self, hanging: list[PartitionId]) -> str:
+        where = ", ".join(map(name_partition, hanging))
+        log.warning("transaction.endless", transactional_id=self._transactional_id, partitions=where)
+        return where
