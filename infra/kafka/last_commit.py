@@ -10,7 +10,7 @@ was aborted.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Connection, fetch_end_offsets, fetch_stable_ends
@@ -76,7 +76,7 @@ class LastCommit:
             return []
         now = time.monotonic()
         self._look_at = now + LOOK_EVERY_S
-        if any(stable[partition_id] > offset for partition_id, offset in self._committed.items()):
+        if self._is_read_in_part(stable):
             self._committed = {}
             return []
         self._waits_since = now if self._waits_since is None else self._waits_since
@@ -93,13 +93,16 @@ class LastCommit:
                 stable = fetch_stable_ends(self._connection, self._committed)
             except HeadraceError:
                 break
-            if any(stable[partition_id] > offset for partition_id, offset in self._committed.items()):
+            if self._is_read_in_part(stable):
                 break
             if time.monotonic() >= give_up_at:
                 return sorted(self._committed)
             time.sleep(WAIT_STEP_S)
         self._committed = {}
         return []
+
+    def _is_read_in_part(self, stable: Mapping[PartitionId, int]) -> bool:
+        return any(stable[partition_id] > offset for partition_id, offset in self._committed.items())
 
 
 class LastAbort:
