@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ class Pauses:
 
 @dataclass(slots=True)
 class Admitted:
-    """What a server did in all rounds with a number of requests at once: a fixed one, or 0 for the one that is found."""
+    """What a server did in all rounds with a number of requests at once: a fixed one, or 0 for the found one."""
 
     workload: str
     fixed: int
@@ -241,6 +242,7 @@ async def _measure_one_workload(engine: ServedEngine, workload: str, seconds: fl
     for _ in range(rounds):
         for row in rows:
             server.gate.admission = Admission(row.fixed) if row.fixed else found
+            found._retractions = math.inf  # noqa: SLF001 - those of the fixed numbers are not its own
             await asyncio.sleep(min(WARM_UP_S, seconds))
             answers, retractions, began = len(made), server.load.retractions, time.perf_counter()
             await asyncio.sleep(seconds)

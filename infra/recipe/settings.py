@@ -315,8 +315,8 @@ class TrainerSettings(Settings):
     checkpoint_every: int = Field(10, ge=1)
     """Versions between checkpoints."""
     anchor_every: int = Field(50, ge=1)
-    """Published versions from one publication of whole weights (an anchor) to the next. The versions between are
-    published as deltas. 1 publishes only whole weights."""
+    """One of every so many published versions is published as whole weights (an anchor), and the others as deltas. With
+    1, every version is an anchor."""
     anchor_share: float = Field(1.0, ge=0)
     """An anchor is published earlier if the deltas since the last anchor would exceed this share of the anchor's
     bytes."""

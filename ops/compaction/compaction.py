@@ -76,9 +76,12 @@ class Compaction:
             return "no version is published yet"
         since = self._merged or self._anchor
         count = sum(delta.version > since.version for delta in self._deltas)
-        what = "one delta follows" if count == 1 else f"{count} deltas follow"
-        which = "the last merged delta" if self._merged else "the last anchor"
-        return f"{what} version {since.version}, {which}; up to {self._every} may stay unmerged (--every)"
+        newer = "one delta is newer" if count == 1 else f"{count} deltas are newer"
+        which = "where the last merged delta ends" if self._merged else "the last anchor (whole weights)"
+        return (
+            f"{newer} than version {since.version}, {which}; deltas are merged when more than {self._every} are not "
+            "merged yet (--every)"
+        )
 
     def mark_bad(self, event: WeightsPublished, why: str) -> None:
         """Record that an object of `deltas_to_merge` is bad. A bad merged delta can be replaced by its parts."""

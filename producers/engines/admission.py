@@ -19,9 +19,7 @@ LEAST_GROWTH = 1 / 16
 """At least this share of the limit, so that it also moves where the cache seems full but for a little."""
 AIM = 0.95
 """Share of the KV cache that a change aims to fill."""
-FULL = 0.97
-"""A cache that was filled to this share on average leaves no room to grow."""
-FEW_RETRACTIONS = 0.75
+FEW_RETRACTIONS = 1.0
 """Retractions per answer up to which the limit may grow: a cache without any retraction has room left."""
 MANY_RETRACTIONS = 1.5
 """Retractions per answer above which the limit is cut, because from here they grow quickly."""
@@ -48,8 +46,9 @@ class Admission:
     - Cut for retractions, as soon as there are more than `MANY_RETRACTIONS` for each answer of a turn: to what the
       server ran while others waited in it.
     - Cut for a queue, when it is long at `QUEUE_READINGS` readings without a retraction: to what runs.
-    - At the end of a turn grow if requests were held back, none waits in the server, retractions are few and the cache
-      is not full: to as many as fill it, if each takes as much as those that ran. Else hold.
+    - At the end of a turn grow if requests were held back, retractions are few, and none waits in the server except for
+      retractions: to as many as fill the cache, if each takes as much as those that ran, but at least a little. Else
+      hold.
 
     A server that does not report the size of its cache has no limit.
 
@@ -108,7 +107,7 @@ class Admission:
             cut = max(certain, runs, int(DEEPEST_QUEUE_CUT * self._limit))
             self._change(min(cut, self._limit), "requests wait in the server")
         elif ended >= turn.answers and turn.busy:
-            is_free = turn.was_held_back and not load.waiting and turn.mean_use < FULL
+            is_free = turn.was_held_back and (turn.retracted or not load.waiting)
             if is_free and turn.retracted <= FEW_RETRACTIONS * ended:
                 growth = min(max(1 + LEAST_GROWTH, turn.find_fitting() / self._limit), MOST_GROWTH)
                 self._change(math.ceil(self._limit * growth), "the cache has room")
@@ -153,11 +152,6 @@ class _Turn:
         if load.waiting:
             self._crowded += 1
             self._ran_crowded += load.running
-
-    @property
-    def mean_use(self) -> float:
-        """Share of the cache that was used on average while requests ran."""
-        return self._uses / max(1, self.busy)
 
     def find_fitting(self) -> float:
         """Return how many requests like those that ran fill the cache.

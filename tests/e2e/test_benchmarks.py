@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SMALLEST = {
+    "admission": ["--capacities", "3000", "--strides", "20"],
     "archive": ["--groups", "32", "--rounds", "1"],
     "audit": ["--groups", "200", "--rounds", "1"],
     "data_algorithms": ["--groups", "1000", "--each", "50", "--rounds", "1"],

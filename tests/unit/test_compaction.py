@@ -72,11 +72,11 @@ def test_why_nothing_is_due_is_said_for_people() -> None:
         ([], "no version is published yet"),
         (
             [event(0, ANCHOR), *deltas(1, 2)],
-            "2 deltas follow version 0, the last anchor; up to 3 may stay unmerged",
+            "2 deltas are newer than version 0, the last anchor (whole weights); deltas are merged when more than 3",
         ),
         (
             [event(0, ANCHOR), *deltas(1, 5), event(4, MERGED, base=0)],
-            "one delta follows version 4, the last merged delta; up to 3 may stay unmerged",
+            "one delta is newer than version 4, where the last merged delta ends; deltas are merged when more than 3",
         ),
         (
             [event(0, ANCHOR), event(2, base=1)],

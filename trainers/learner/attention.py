@@ -102,11 +102,13 @@ def attend(
     strange = sorted(name for name in options.keys() - _HARMLESS if options[name] is not None)
     if attention_mask is not None and attention_mask.numel() > 1:
         strange.append("a mask of its own")
-    causal = options.get("is_causal", getattr(module, "is_causal", True))
-    if strange or dropout or causal is False:
+    if dropout:
+        strange.append("dropout")
+    if options.get("is_causal", getattr(module, "is_causal", True)) is False:
+        strange.append("attention that is not causal")
+    if strange:
         raise PackingError(
-            f"{type(module).__name__} needs what packed attention does not support: "
-            f"{', '.join(strange) or 'dropout or attention that is not causal'}"
+            f"{type(module).__name__} needs what packed attention does not support: {', '.join(strange)}"
         )
     if window is not None:
         packing.windows.add(window)
