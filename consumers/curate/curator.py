@@ -76,13 +76,14 @@ def main(run: str, policy: str | None = None, slot: str | None = None, variant: 
     """
     configure_logging("curate", **{name: given for name, given in (("policy", policy), ("variant", variant)) if given})
     address, stop = parse_run(run), stop_on_signals()
+    slot = slot or secrets.token_hex(4)  # the same at each attempt: only this id can end what the one before left open
 
     for attempt in begin_attempts(stop):
         with attempt:
             joined = join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
             name = joined.resolve(policy, variant)
             bind_to_log(policy=policy_of(name))
-            transactional_id = f"{joined.topics.curate_group(name)}.{slot or secrets.token_hex(4)}"
+            transactional_id = f"{joined.topics.curate_group(name)}.{slot}"
             writer = TransactionalWriter(joined.connection, transactional_id, joined.topic_names)
             published, issued = PublishedVersions(joined, policy_of(name)), IssuedNumbers(joined)
             with (

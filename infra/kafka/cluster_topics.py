@@ -53,12 +53,18 @@ def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: fl
     return found
 
 
-def find_held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the partitions of these topics whose readers wait for a transaction to end; topics may be missing."""
+def list_partitions(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the partitions of these topics, which may be missing."""
     wanted = list(topics)
     if not wanted:
         return []
     known = fetch_topics(connection, SETTLING_S).topics
-    partition_ids = [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
+    return [(topic, partition) for topic in wanted if topic in known for partition in known[topic].partitions]
+
+
+def find_held_back(connection: Connection, topics: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the partitions of these topics whose readers wait for a transaction to end; topics may be missing."""
+    if not (partition_ids := list_partitions(connection, topics)):
+        return []
     stable, ends = fetch_stable_ends(connection, partition_ids), fetch_end_offsets(connection, partition_ids)
     return [partition_id for partition_id in partition_ids if stable[partition_id] < ends[partition_id]]

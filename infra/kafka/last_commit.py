@@ -9,12 +9,13 @@ was aborted.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Connection, fetch_end_offsets, fetch_stable_ends
-from headrace.infra.kafka.cluster_topics import find_held_back
+from headrace.infra.kafka.clients import Connection, KafkaAway, fetch_end_offsets, fetch_stable_ends
+from headrace.infra.kafka.cluster_topics import list_partitions
 from headrace.infra.kafka.topic_reader import PartitionId
 
 QUIET_S = 20.0
@@ -22,8 +23,8 @@ QUIET_S = 20.0
 MISSING_S = 30.0
 """Seconds for which readers must be seen waiting. Every open transaction of others has timed out by then."""
 LOOK_EVERY_S, LOOK_AFTER_FAILURE_S = 5.0, 60.0
-WAIT_STEP_S = 0.1
-"""Seconds between two looks of who waits for the end."""
+WAIT_STEP_S, AWAY_S = 0.1, 60.0
+"""Seconds between two looks of who waits for the end; and for a cluster that is away meanwhile."""
 
 
 class LastCommit:
@@ -43,6 +44,8 @@ class LastCommit:
         self._has_consumer_offsets = False
         self._committed: dict[PartitionId, int] = {}
         """The same of the last commit; empty once there is nothing to find."""
+        self._newest: dict[PartitionId, int] = {}
+        """The same of the last commit, whatever is known of its end."""
         self._look_at = 0.0
         self._waits_since: float | None = None
         """When readers were first seen waiting."""
@@ -62,6 +65,7 @@ class LastCommit:
 
     def note_commit(self) -> None:
         """Note that the coordinator has answered the commit."""
+        self._newest = self._open
         self._committed = {} if self._has_consumer_offsets else self._open
         self._open, self._waits_since, self._look_at = {}, None, time.monotonic() + QUIET_S
 
@@ -76,33 +80,42 @@ class LastCommit:
             return []
         now = time.monotonic()
         self._look_at = now + LOOK_EVERY_S
-        if self._is_read_in_part(stable):
+        if any(stable[partition_id] > offset for partition_id, offset in self._committed.items()):
             self._committed = {}
             return []
         self._waits_since = now if self._waits_since is None else self._waits_since
         return sorted(self._committed) if now - self._waits_since >= MISSING_S else []
 
     def wait_until_read(self) -> list[PartitionId]:
-        """Wait until readers get past the last commit; return its partitions if it hangs on all of them.
+        """Wait until readers get past the last commit; return the partitions on which they do not.
 
-        Nothing is waited for while the cluster is away: it has answered the commit.
+        Raises KafkaAway if the cluster does not come back in `AWAY_S`, and KafkaRefused.
         """
-        give_up_at = time.monotonic() + MISSING_S
+        is_away_at, give_up_at = time.monotonic() + AWAY_S, math.inf
         while self._committed:
             try:
                 stable = fetch_stable_ends(self._connection, self._committed)
-            except HeadraceError:
-                break
-            if self._is_read_in_part(stable):
-                break
-            if time.monotonic() >= give_up_at:
-                return sorted(self._committed)
+            except KafkaAway:
+                if time.monotonic() >= is_away_at:
+                    raise
+            else:
+                give_up_at = min(give_up_at, time.monotonic() + MISSING_S)
+                hanging = [one for one, offset in self._committed.items() if stable[one] <= offset]
+                if not hanging:
+                    self._committed = {}
+                elif time.monotonic() >= give_up_at:
+                    return sorted(hanging)
             time.sleep(WAIT_STEP_S)
-        self._committed = {}
         return []
 
-    def _is_read_in_part(self, stable: Mapping[PartitionId, int]) -> bool:
-        return any(stable[partition_id] > offset for partition_id, offset in self._committed.items())
+    def hangs_as_a_whole(self, hanging: Sequence[PartitionId]) -> bool:
+        """Return whether these are all partitions of the last commit, so that aborting it tears nothing."""
+        return set(hanging) == set(self._newest)
+
+    def holds_back(self, partition_id: PartitionId, stable: int) -> bool:
+        """Return whether the last commit may be what readers of a partition wait for, at this last stable offset."""
+        first = self._newest.get(partition_id)
+        return first is not None and stable <= first
 
 
 class LastAbort:
@@ -110,35 +123,48 @@ class LastAbort:
 
     Args:
         connection: The cluster.
+        last_commit: The last commit of the same producer.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._aborted: set[PartitionId] = set()
+    def __init__(self, connection: Connection, last_commit: LastCommit) -> None:
+        self._connection, self._last_commit = connection, last_commit
+        self._aborted: dict[PartitionId, bool] = {}
+        """Partition to whether it is known to have aborted records."""
 
-    def note_abort(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Note the partitions of an aborted transaction, also those of records that were not delivered."""
-        self._aborted |= set(partition_ids)
+    def note_abort(self, partition_ids: Mapping[PartitionId, bool]) -> None:
+        """Note an aborted transaction.
+
+        Args:
+            partition_ids: Partitions of its records, and whether one of them was delivered.
+        """
+        self._aborted |= {one: is_there or self._aborted.get(one, False) for one, is_there in partition_ids.items()}
 
     def forget(self) -> None:
         """Wait for none of what was noted."""
-        self._aborted = set()
+        self._aborted = {}
 
     def wait_until_read(self) -> list[PartitionId]:
         """Wait until readers get past what is there now; return partitions on which they do not in `MISSING_S`.
 
+        Where the commit before holds readers back, and no record was aborted, there is no reason to wait: the next
+        commit ends that one as committed, but a successor would end it as aborted.
+
         Raises KafkaAway and KafkaRefused.
         """
-        if not self._aborted:
+        known = self._aborted.keys() & set(list_partitions(self._connection, {topic for topic, _ in self._aborted}))
+        if not known:
             return []
-        held_back = self._aborted.intersection(find_held_back(self._connection, {topic for topic, _ in self._aborted}))
-        ends = fetch_end_offsets(self._connection, held_back) if held_back else {}
-        give_up_at = time.monotonic() + MISSING_S
-        while held_back:
-            stable = fetch_stable_ends(self._connection, held_back)
-            held_back = {partition_id for partition_id in held_back if stable[partition_id] < ends[partition_id]}
+        ends = fetch_end_offsets(self._connection, known)
+        give_up_at, left = time.monotonic() + MISSING_S, set(known)
+        while True:
+            stable = fetch_stable_ends(self._connection, left)
+            left = {one for one in left if stable[one] < ends[one] and not self._is_commit_before(one, stable[one])}
+            if not left:
+                self._aborted = {}
+                return []
             if time.monotonic() >= give_up_at:
-                return sorted(held_back)
+                return sorted(left)
             time.sleep(WAIT_STEP_S)
-        self._aborted = set()
-        return []
+
+    def _is_commit_before(self, partition_id: PartitionId, stable: int) -> bool:
+        return not self._aborted[partition_id] and self._last_commit.holds_back(partition_id, stable)

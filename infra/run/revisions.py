@@ -14,8 +14,9 @@ import structlog
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.client_settings import hide_secrets
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, Outgoing, RunAddress, open_producer
+from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.kafka.transactions import Aborted, open_writer
+from headrace.infra.kafka.transactions import Aborted
 from headrace.infra.recipe.plug_in_sources import (
     all_plug_ins,
     find_source_differences,

@@ -16,8 +16,9 @@ import structlog
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
+from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN, VERDICT_HEADER
-from headrace.infra.kafka.transactions import Ticket, TransactionalWriter, open_writer, split_into_transactions
+from headrace.infra.kafka.transactions import Ticket, TransactionalWriter, split_into_transactions
 from headrace.infra.run.run import Run, RunEnded
 from headrace.ops.dead_letters.listing import (
     LetterSource,

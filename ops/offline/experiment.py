@@ -14,8 +14,9 @@ from statistics import fmean
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Outgoing, RunAddress
+from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.topic_admin import ensure_topics
-from headrace.infra.kafka.transactions import TransactionalWriter, open_writer
+from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import ReportProgress
 from headrace.infra.recipe.plug_in_sources import hash_sources, trainer_plug_ins
 from headrace.infra.recipe.recipe_file import change_recipe

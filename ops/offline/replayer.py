@@ -23,11 +23,12 @@ from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, fetch_end_offsets
+from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.dead_letters import TAKEN, VERDICT_HEADER
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
-from headrace.infra.kafka.transactions import TransactionalWriter, open_writer, split_into_transactions
+from headrace.infra.kafka.transactions import TransactionalWriter, split_into_transactions
 from headrace.infra.progress import open_progress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import parse_store

@@ -33,8 +33,9 @@ import structlog
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, get_admin, translate_kafka_errors
+from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions
-from headrace.infra.kafka.transactions import TransactionalWriter, open_writer
+from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import open_progress
 from headrace.infra.run.retired import CHECKPOINTS, WEIGHTS, Ranges
 from headrace.infra.run.run import Run, list_runs, read_revisions

@@ -15,8 +15,9 @@ FIRST = 16
 """Limit before the first reading, which shows how many requests are certain to fit."""
 MOST_GROWTH = 4.0
 """Factor by which one change may raise the limit."""
-LEAST_GROWTH = 1 / 16
-"""At least this share of the limit, so that it also moves where the cache seems full but for a little."""
+LEAST_GROWTH, MOSTLY_RUN = 1 / 16, 0.5
+"""At least this share of the limit, so that it also moves where the cache seems full but for a little. But if less than
+half of the limit runs, the server has other limits, and more requests do not fill its cache."""
 AIM = 0.95
 """Share of the KV cache that a change aims to fill."""
 FEW_RETRACTIONS = 1.0
@@ -47,8 +48,8 @@ class Admission:
       server ran while others waited in it.
     - Cut for a queue, when it is long at `QUEUE_READINGS` readings without a retraction: to what runs.
     - At the end of a turn grow if requests were held back, retractions are few, and none waits in the server except for
-      retractions: to as many as fill the cache, if each takes as much as those that ran, but at least a little. Else
-      hold.
+      retractions: to as many as fill the cache, if each takes as much as those that ran, but at least a little if most
+      of the limit runs. Else hold.
 
     A server that does not report the size of its cache has no limit.
 
@@ -109,8 +110,8 @@ class Admission:
         elif ended >= turn.answers and turn.busy:
             is_free = turn.was_held_back and (turn.retracted or not load.waiting)
             if is_free and turn.retracted <= FEW_RETRACTIONS * ended:
-                growth = min(max(1 + LEAST_GROWTH, turn.find_fitting() / self._limit), MOST_GROWTH)
-                self._change(math.ceil(self._limit * growth), "the cache has room")
+                growth = min(max(turn.find_least_growth(self._limit), turn.find_fitting() / self._limit), MOST_GROWTH)
+                self._change(math.ceil(self._limit * growth), "the cache has room" if growth > 1 else self.why)
             else:
                 self._change(self._limit, self.why)
 
@@ -160,6 +161,10 @@ class _Turn:
         many there are.
         """
         return AIM * self._ran / self._uses if self._uses else math.inf
+
+    def find_least_growth(self, limit: int) -> float:
+        """Return the factor by which a limit grows at least."""
+        return 1 + LEAST_GROWTH if self._ran >= MOSTLY_RUN * limit * self.busy else 1.0
 
     def find_cut(self, limit: int) -> int:
         """Return how many requests of the limit the server could run."""

@@ -34,6 +34,8 @@ def read(running: int = 0, waiting: int = 0, used: int = 0, capacity: int = 1000
         (16, 1, [read(16, used=1)], 64),
         (16, 0, [read(16, used=475)], 16),
         (16, 1, [read(16, used=970)], 17),
+        (16, 1, [read(8, used=600)], 17),
+        (16, 1, [read(7, used=600)], 16),
         (16, 1, [read(15, waiting=1, used=475)], 16),
         (16, 1, [read(15, waiting=1, used=475, retractions=1)], 30),
         (16, 1, [read(16, used=475, retractions=16)], 32),
