@@ -108,11 +108,11 @@ class LastCommit:
             time.sleep(WAIT_STEP_S)
         return []
 
-    def hangs_as_a_whole(self, hanging: Sequence[PartitionId]) -> bool:
+    def is_whole(self, hanging: Sequence[PartitionId]) -> bool:
         """Return whether these are all partitions of the last commit, so that aborting it tears nothing."""
         return set(hanging) == set(self._newest)
 
-    def holds_back(self, partition_id: PartitionId, stable: int) -> bool:
+    def can_hold_back(self, partition_id: PartitionId, stable: int) -> bool:
         """Return whether the last commit may be what readers of a partition wait for, at this last stable offset."""
         first = self._newest.get(partition_id)
         return first is not None and stable <= first
@@ -167,4 +167,4 @@ class LastAbort:
             time.sleep(WAIT_STEP_S)
 
     def _is_commit_before(self, partition_id: PartitionId, stable: int) -> bool:
-        return not self._aborted[partition_id] and self._last_commit.holds_back(partition_id, stable)
+        return not self._aborted[partition_id] and self._last_commit.can_hold_back(partition_id, stable)

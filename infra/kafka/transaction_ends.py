@@ -108,7 +108,7 @@ class TransactionEnds:
         Raises EndlessCommit if Kafka never ended it, KafkaAway if it is not known, and KafkaRefused.
         """
         if hanging := self._last_commit.wait_until_read():
-            raise EndlessCommit(self._log_endless(hanging), is_whole=self._last_commit.hangs_as_a_whole(hanging))
+            raise EndlessCommit(self._log_endless(hanging), is_whole=self._last_commit.is_whole(hanging))
 
     def _refuse_all(self, what: str, hanging: list[PartitionId]) -> NoReturn:
         where = self._log_endless(hanging)

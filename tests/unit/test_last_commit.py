@@ -154,10 +154,10 @@ def test_who_waits_for_the_end_of_a_commit_is_told_which_partitions_readers_do_n
     before = log.now_s
     assert last.wait_until_read() == [TWO, ONE]
     assert MISSING_S <= log.now_s - before < MISSING_S + 1
-    assert last.hangs_as_a_whole([TWO, ONE])
+    assert last.is_whole([TWO, ONE])
     log.later = [(TWO, 20), (TWO, 21)]
     assert last.wait_until_read() == [ONE]
-    assert not last.hangs_as_a_whole([ONE])
+    assert not last.is_whole([ONE])
     log.later = [(ONE, 11)]
     assert last.wait_until_read() == []
     log.stable[TWO] = 0

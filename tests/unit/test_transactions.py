@@ -102,7 +102,7 @@ class Commits:
 
     wait_until_read = find_hanging
 
-    def hangs_as_a_whole(self, hanging: list[tuple[str, int]]) -> bool:
+    def is_whole(self, hanging: list[tuple[str, int]]) -> bool:
         return len(hanging) == 1
 
 
