@@ -9,12 +9,11 @@ was aborted.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Connection, KafkaAway, fetch_end_offsets, fetch_stable_ends
+from headrace.infra.kafka.clients import Connection, fetch_end_offsets, fetch_stable_ends
 from headrace.infra.kafka.cluster_topics import list_partitions
 from headrace.infra.kafka.topic_reader import PartitionId
 
@@ -23,8 +22,8 @@ QUIET_S = 20.0
 MISSING_S = 30.0
 """Seconds for which readers must be seen waiting. Every open transaction of others has timed out by then."""
 LOOK_EVERY_S, LOOK_AFTER_FAILURE_S = 5.0, 60.0
-WAIT_STEP_S, AWAY_S = 0.1, 60.0
-"""Seconds between two looks of who waits for the end; and for a cluster that is away meanwhile."""
+WAIT_STEP_S = 0.1
+"""Seconds between two looks of who waits for the end."""
 
 
 class LastCommit:
@@ -86,32 +85,6 @@ class LastCommit:
         self._waits_since = now if self._waits_since is None else self._waits_since
         return sorted(self._committed) if now - self._waits_since >= MISSING_S else []
 
-    def wait_until_read(self) -> list[PartitionId]:
-        """Wait until readers get past the last commit; return the partitions on which they do not.
-
-        Raises KafkaAway if the cluster does not come back in `AWAY_S`, and KafkaRefused.
-        """
-        is_away_at, give_up_at = time.monotonic() + AWAY_S, math.inf
-        while self._committed:
-            try:
-                stable = fetch_stable_ends(self._connection, self._committed)
-            except KafkaAway:
-                if time.monotonic() >= is_away_at:
-                    raise
-            else:
-                give_up_at = min(give_up_at, time.monotonic() + MISSING_S)
-                hanging = [one for one, offset in self._committed.items() if stable[one] <= offset]
-                if not hanging:
-                    self._committed = {}
-                elif time.monotonic() >= give_up_at:
-                    return sorted(hanging)
-            time.sleep(WAIT_STEP_S)
-        return []
-
-    def is_whole(self, hanging: Sequence[PartitionId]) -> bool:
-        """Return whether these are all partitions of the last commit, so that aborting it tears nothing."""
-        return set(hanging) == set(self._newest)
-
     def can_hold_back(self, partition_id: PartitionId, stable: int) -> bool:
         """Return whether the last commit may be what readers of a partition wait for, at this last stable offset."""
         first = self._newest.get(partition_id)
@@ -128,16 +101,16 @@ class LastAbort:
 
     def __init__(self, connection: Connection, last_commit: LastCommit) -> None:
         self._connection, self._last_commit = connection, last_commit
-        self._aborted: dict[PartitionId, bool] = {}
-        """Partition to whether it is known to have aborted records."""
+        self._aborted: dict[PartitionId, int] = {}
+        """Partition to the offset of the last aborted record that is known there, else -1."""
 
-    def note_abort(self, partition_ids: Mapping[PartitionId, bool]) -> None:
+    def note_abort(self, newest: Mapping[PartitionId, int]) -> None:
         """Note an aborted transaction.
 
         Args:
-            partition_ids: Partitions of its records, and whether one of them was delivered.
+            newest: Partition to the offset of the last delivered record there; -1 if none was reported.
         """
-        self._aborted |= {one: is_there or self._aborted.get(one, False) for one, is_there in partition_ids.items()}
+        self._aborted |= {one: max(offset, self._aborted.get(one, -1)) for one, offset in newest.items()}
 
     def forget(self) -> None:
         """Wait for none of what was noted."""
@@ -154,17 +127,18 @@ class LastAbort:
         known = self._aborted.keys() & set(list_partitions(self._connection, {topic for topic, _ in self._aborted}))
         if not known:
             return []
-        ends = fetch_end_offsets(self._connection, known)
+        ends = fetch_end_offsets(self._connection, known)  # may be too low just after a broker's start
+        until = {one: max(ends[one], self._aborted[one] + 1) for one in known}
         give_up_at, left = time.monotonic() + MISSING_S, set(known)
         while True:
             stable = fetch_stable_ends(self._connection, left)
-            left = {one for one in left if stable[one] < ends[one] and not self._is_commit_before(one, stable[one])}
+            left = {one for one in left if stable[one] < until[one] and not self._is_commit_before(one, stable[one])}
             if not left:
-                self._aborted = {}
+                self._aborted = {one: offset for one, offset in self._aborted.items() if one not in known}
                 return []
             if time.monotonic() >= give_up_at:
                 return sorted(left)
             time.sleep(WAIT_STEP_S)
 
     def _is_commit_before(self, partition_id: PartitionId, stable: int) -> bool:
-        return not self._aborted[partition_id] and self._last_commit.can_hold_back(partition_id, stable)
+        return self._aborted[partition_id] < 0 and self._last_commit.can_hold_back(partition_id, stable)

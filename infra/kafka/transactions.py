@@ -126,25 +126,16 @@ class TransactionalWriter:
         transactional_id: The id to take over: an earlier holder is fenced, and its open transaction aborted.
         topics: All topics to which it may write. A hanging transaction of this id is ended first
         (`_abort_hanging_transactions`).
-        waits_for_readers: Whether to wait before each transaction until readers get past the commit before.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        transactional_id: str,
-        topics: Iterable[str] = (),
-        *,
-        waits_for_readers: bool = False,
-    ) -> None:
+    def __init__(self, connection: Connection, transactional_id: str, topics: Iterable[str] = ()) -> None:
         self.transactional_id = transactional_id
         self.component = transactional_id.split(".")[1] if "." in transactional_id else transactional_id
         """The component in `<run>.<component>...`, which is the prefix of its failpoints."""
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf
-        self.ends = TransactionEnds(connection, transactional_id, waits_for_readers=waits_for_readers)
-        """Whether readers get past what it commits and aborts."""
+        self._ends = TransactionEnds(connection, transactional_id)
         self._failure: tuple[KafkaError, Outgoing] | None = None
         """The first undelivered record of the transaction, and why."""
         self._called_at, self._calling = math.inf, ""
@@ -179,7 +170,7 @@ class TransactionalWriter:
             else:
                 log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
             finally:
-                self.ends.forget_aborts()  # others may still have open transactions there: no reason to wait
+                self._ends.forget_aborts()  # others may still have open transactions there: no reason to wait
 
     def _watch(self) -> None:
         """End the process if a call hangs beyond its timeout, as librdkafka's calls sometimes do (seen: ten minutes).
@@ -197,7 +188,7 @@ class TransactionalWriter:
 
     def begin(self) -> None:
         """Open a transaction."""
-        self.ends.begin()
+        self._ends.begin()
         self._failure, self._begun_at = None, time.monotonic()
         self._guard(self._producer.begin_transaction, "beginning a transaction")
         self._open = True
@@ -210,16 +201,16 @@ class TransactionalWriter:
     def _produce_one(self, record: Outgoing) -> Ticket:
         ticket = Ticket()
         if record.partition >= 0:
-            self.ends.note_record((record.topic, record.partition))
+            self._ends.note_record((record.topic, record.partition))
 
         def note_delivery(error: KafkaError | None, raw: RawMessage) -> None:
             if error is None and not is_delivered(raw):
                 error = KafkaError(KafkaError._TIMED_OUT, "Kafka gave no offset for a record: the record may be lost")  # noqa: SLF001
             partition = (raw.partition() if record.partition < 0 else record.partition) or 0
-            self.ends.note_record((record.topic, max(0, partition)))
+            self._ends.note_record((record.topic, max(0, partition)))
             if error is None:
                 ticket.offset = raw.offset() or 0
-                self.ends.note_delivery((record.topic, partition), ticket.offset)
+                self._ends.note_delivery((record.topic, partition), ticket.offset)
             elif self._failure is None or self._failure[0].code() in PURGED:
                 self._failure = error, record  # later records are purged after a refused one, and may be reported first
 
@@ -255,7 +246,7 @@ class TransactionalWriter:
 
     def send_offsets(self, offsets: GroupOffsets) -> None:
         """Add a consumer group's positions; the broker refuses them if the member's epoch is outdated."""
-        self.ends.note_consumer_offsets()
+        self._ends.note_consumer_offsets()
         self._guard(
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
             "sending offsets",
@@ -268,7 +259,7 @@ class TransactionalWriter:
         reach(f"{self.component}.committing")
         self._guard(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
         self._open = False
-        self.ends.note_commit()
+        self._ends.note_commit()
         reach(f"{self.component}.committed")
 
     def abort(self) -> None:
@@ -277,12 +268,12 @@ class TransactionalWriter:
             self._open = False
             self._producer.purge(in_queue=True, in_flight=False)
             self._guard(lambda: self._producer.abort_transaction(CALL_S), "aborting a transaction")
-            self.ends.note_abort()
+            self._ends.note_abort()
 
     def refuse_hanging_commit(self) -> None:
         """Look now and then whether readers get past the last commit. Raises MustRestart if Kafka never ended it."""
         if not self._open:
-            self.ends.refuse_hanging_commit()
+            self._ends.refuse_hanging_commit()
 
     def close(self) -> None:
         """Abort an open transaction and close the producer; it never hides an earlier error."""
@@ -326,6 +317,7 @@ class TransactionalWriter:
         """Raise the client's fatal error, which only its next call reports."""
         self._open = False
         self._guard(lambda: self._producer.abort_transaction(CALL_S), doing)
+        self._ends.note_abort()
         raise Aborted(f"{doing}: the Kafka client failed; the transaction was aborted") from error
 
     def _fenced_error(self, error: KafkaException, doing: str) -> Fenced:

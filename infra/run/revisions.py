@@ -6,6 +6,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,8 @@ import structlog
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.client_settings import hide_secrets
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, Outgoing, RunAddress, open_producer
-from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.kafka.transactions import Aborted
+from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.recipe.plug_in_sources import (
     all_plug_ins,
     find_source_differences,
@@ -241,7 +241,7 @@ def write_later_revision(address: RunAddress, settle: Callable[[], RecipeRevisio
     Raises the errors of `settle`; Fenced if another writer took over, and Aborted; then nothing was written.
     """
     topic = Topics(address.run).recipe
-    with open_writer(address.connection, f"{address.run}.{SWAP}", [topic]) as writer:
+    with closing(TransactionalWriter(address.connection, f"{address.run}.{SWAP}", [topic])) as writer:
         revision = settle()
         if revision is None:
             return None

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import structlog
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.dead_letters import MOST_KEY_BYTES, REDRIVE_HEADER, REDRIVEN, VERDICT_HEADER
 from headrace.infra.kafka.transactions import Ticket, TransactionalWriter, split_into_transactions
 from headrace.infra.run.run import Run, RunEnded
@@ -115,7 +115,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
             )
         return _build_report(run, choice, {}, dry_run=dry_run)
     sent: dict[LetterSource, int] = {}
-    with open_writer(run.connection, f"{run.address.run}.{REDRIVER}", run.topic_names) as writer:
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{REDRIVER}", run.topic_names)) as writer:
         choice = choose(read_dead_letters(run), wanted, reason)
         one_about_each = {about[0].offset for about in choice.send.values()}
         records = (record for _, record in iterate_full_records(run, one_about_each))

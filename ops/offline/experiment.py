@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Outgoing, RunAddress
-from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import ReportProgress
@@ -99,7 +99,7 @@ def train_experiment(
     pin_threads(int(parts[0].fingerprint.get("threads", "0")))
     target = _prepare_run(run, name, into, sets)
     batches = [batch for part in parts for batch in part.batches]
-    with open_writer(target.connection, f"{into}.retrain.{name}", target.topic_names) as writer:
+    with closing(TransactionalWriter(target.connection, f"{into}.retrain.{name}", target.topic_names)) as writer:
         uploader, announcer = VersionUploader(target, name, source.files), VersionAnnouncer(target, name)
         _make_versions(run, source, _Output(target, name, uploader, announcer, writer), batches, tell)
     _write_end(target)

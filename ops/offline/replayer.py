@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, fetch_end_offsets
-from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.dead_letters import TAKEN, VERDICT_HEADER
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import ensure_topics
@@ -210,7 +209,7 @@ def _write_topics(archive: Archive, connection: Connection, topics: list[str]) -
     whole = sum(archive.manifest.topics[topic].records for topic in topics)
     found = {topic: Fed() for topic in topics}
     with (
-        open_writer(connection, f"{archive.manifest.run}.{REPLAYER}", topics) as writer,
+        closing(TransactionalWriter(connection, f"{archive.manifest.run}.{REPLAYER}", topics)) as writer,
         open_progress("replaying") as tell,
     ):
         for topic in topics:

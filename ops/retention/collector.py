@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -33,7 +34,6 @@ import structlog
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Connection, Outgoing, RunAddress, get_admin, translate_kafka_errors
-from headrace.infra.kafka.command_writer import open_writer
 from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.progress import open_progress
@@ -189,7 +189,7 @@ def collect(run: Run, request: CollectionRequest, *, rests: bool = False) -> Col
         )
     if request.dry_run:
         return _build_report(run, request, *_read_and_plan(run, request), spared=0)
-    with open_writer(run.connection, f"{run.address.run}.{COLLECTOR}", run.topic_names) as writer:
+    with closing(TransactionalWriter(run.connection, f"{run.address.run}.{COLLECTOR}", run.topic_names)) as writer:
         due_s = seconds_awake_or_asleep() + DELETE_WITHIN.total_seconds()
         marker, plan = _read_and_plan(run, request)
         if plan.retired:

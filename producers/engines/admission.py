@@ -94,7 +94,7 @@ class Admission:
         self._is_told = load.capacity_tokens > 0
         if self._exact or not self._is_told:
             return
-        retracted = max(0, load.retractions - self._retractions)  # a restarted server counts from 0
+        retracted = int(max(0.0, load.retractions - self._retractions))  # a restarted server counts from 0
         self._retractions = load.retractions
         turn, ended = self._turn, self._ended - self._turn.began_at
         turn.add(load, retracted, held_back)

@@ -18,8 +18,6 @@ from patience import PATIENCE_S
 from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka import transaction_ends, transactions
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
-from headrace.infra.kafka.command_writer import open_writer
-from headrace.infra.kafka.transaction_ends import EndlessCommit
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.process.end_report import read_end
 from headrace.infra.process.signals import MustRestart
@@ -100,11 +98,6 @@ class Commits:
     def find_hanging(self) -> list[tuple[str, int]]:
         return self.hanging
 
-    wait_until_read = find_hanging
-
-    def is_whole(self, hanging: list[tuple[str, int]]) -> bool:
-        return len(hanging) == 1
-
 
 @pytest.fixture(autouse=True)
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
@@ -114,14 +107,14 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
 
 
 class Aborts:
-    """Notes the partitions of aborted transactions, and whether a record was delivered there; they hang if `hang`."""
+    """Notes the partitions of aborted transactions, and the last offset that is known there; they hang if `hang`."""
 
     def __init__(self) -> None:
-        self.noted: dict[tuple[str, int], bool] = {}
+        self.noted: dict[tuple[str, int], int] = {}
         self.hang = False
 
-    def note_abort(self, partition_ids: dict[tuple[str, int], bool]) -> None:
-        self.noted |= partition_ids
+    def note_abort(self, newest: dict[tuple[str, int], int]) -> None:
+        self.noted |= newest
 
     def wait_until_read(self) -> list[tuple[str, int]]:
         return sorted(self.noted) if self.hang else []
@@ -171,12 +164,13 @@ def test_after_an_abort_that_hangs_nothing_more_is_written_as_the_next_commit_wo
     writer.commit()
     writer.begin()
     writer.produce([Outgoing("t", b"y", partition=2), Outgoing("t", b"y", partition=2)])
+    producer.delivered = [(None, 8), (None, 7)]
     writer.flush()
     producer.delivered = [(KafkaError._MSG_TIMED_OUT, None), (KafkaError._MSG_TIMED_OUT, None)]
     writer.produce([Outgoing("t", b"undelivered", partition=3), Outgoing("u", b"undelivered, where Kafka says")])
     with pytest.raises(Aborted):
         writer.commit()
-    assert aborts.noted == {("t", 2): True, ("t", 3): False, ("u", 0): False}
+    assert aborts.noted == {("t", 2): 8, ("t", 3): -1, ("u", 0): -1}
     calls = producer.calls
     with pytest.raises(MustRestart, match=r"has not written the end of the last abort to t\[2\], t\[3\], u\[0\], so"):
         writer.begin()
@@ -192,55 +186,7 @@ def test_a_record_whose_report_never_came_counts_as_one_that_may_be_there(
     writer.begin()
     writer.produce([Outgoing("t", b"x", partition=3)])
     writer.abort()
-    assert aborts.noted == {("t", 3): False}
-
-
-@pytest.fixture
-def opened(producer: Failing, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of the producers that were opened."""
-    ids: list[str] = []
-
-    def open_one(_connection: Connection, transactional_id: str) -> Failing:
-        ids.append(transactional_id)
-        return producer
-
-    monkeypatch.setattr(transactions, "open_transactional_producer", open_one)
-    return ids
-
-
-def test_a_commit_of_a_command_that_nobody_can_read_is_ended_as_aborted_before_the_next_and_at_its_end(
-    opened: list[str], producer: Failing, commits: Commits
-) -> None:
-    with open_writer(Connection("nowhere:1"), "run.swap", []) as writer:
-        writer.begin()
-        writer.commit()
-    assert len(opened) == 1
-    commits.hanging = [("run.recipe", 0)]
-    ended = r"last commit to run\.recipe\[0\]: the transaction was ended as aborted, so readers go on"
-    with pytest.raises(EndlessCommit, match=ended), open_writer(Connection("nowhere:1"), "run.swap", []):
-        pass
-    assert len(opened) == 3
-    calls = producer.calls
-    with pytest.raises(EndlessCommit), open_writer(Connection("nowhere:1"), "run.swap", []) as writer:
-        writer.begin()
-    assert (len(opened), producer.calls) == (5, calls)
-
-
-def test_a_commit_of_a_command_that_can_be_read_in_part_is_left_as_it_is(opened: list[str], commits: Commits) -> None:
-    commits.hanging = [("run.dead-letters", 0), ("run.tasks", 2)]
-    with (
-        pytest.raises(EndlessCommit, match=r"run\.tasks\[2\]: readers there wait, but can read its other records"),
-        open_writer(Connection("nowhere:1"), "run.redrive", []),
-    ):
-        pass
-    assert len(opened) == 1
-
-
-def test_an_error_of_a_command_is_not_hidden_by_a_wait_for_readers(opened: list[str], commits: Commits) -> None:
-    commits.hanging = [("run.recipe", 0)]
-    with pytest.raises(KeyError), open_writer(Connection("nowhere:1"), "run.swap", []):
-        raise KeyError
-    assert len(opened) == 1
+    assert aborts.noted == {("t", 3): -1}
 
 
 def test_what_a_start_aborts_for_others_is_not_waited_for(
@@ -320,13 +266,15 @@ def test_a_producer_that_was_fenced_while_nobody_called_it_says_so_when_it_is_gi
 
 
 def test_a_client_that_breaks_off_and_has_no_reason_has_its_transaction_aborted(
-    writer: TransactionalWriter, producer: Failing
+    writer: TransactionalWriter, producer: Failing, aborts: Aborts
 ) -> None:
     writer.begin()
+    writer.produce([Outgoing("t", b"x", partition=3)])
     producer.breaks = True
     with pytest.raises(Aborted):
         writer.commit()
 
+    assert aborts.noted == {("t", 3): -1}
     assert producer.calls == 2, "one to begin, one to abort"
 
 
