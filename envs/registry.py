@@ -57,6 +57,11 @@ def load_environment(name: str, seed: int, settings: Mapping[str, Any]) -> Envir
     try:
         bound = inspect.signature(build).bind(seed=seed, **given)
     except TypeError as error:
+        if "'seed'" in str(error):
+            why = "its constructor must take the argument seed, as in `def __init__(self, seed)`"
+            if "seed" in given:
+                why = "seed is no setting of an environment: it gets the recipe's seed"
+            raise EnvironmentSettingsError(f"environment {name}: {why}") from error
         takes = _list_parameters(build, [key for key in given if f"'{key}'" in str(error)])
         raise EnvironmentSettingsError(f"environment {name}: {error}; the settings are {takes}") from error
     try:

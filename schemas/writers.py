@@ -176,6 +176,8 @@ class _Scale:
                     return (number >> 1) ^ -(number & 1)
                 shift += 7
                 if shift > 63:
-                    raise SchemaError("a number in the message takes more than ten bytes")
+                    raise SchemaError(
+                        "the bytes do not fit the Avro schema: an integer takes more than the ten bytes that Avro allows"
+                    )
         except IndexError:
             raise SchemaError("the message is cut short") from None

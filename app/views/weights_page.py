@@ -67,7 +67,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
         facts.add_row("serves", Text(f"{worker} version {version}{behind}"))
     deltas = [(one.version, 100 * one.density) for one in versions if one.density is not None and one.kind != ANCHOR]
     curve = chart(by_version(deltas), WIDTH, HEIGHT)
-    named = Text("values that changed, in percent, by version", "dim")
+    named = Text("share of the values that changed, in percent, by version", "dim")
     return Group(title, facts, Text(), named, *map(Text, curve), table, *_build_report_tables(versions[-VERSION_ROWS:]))
 
 

@@ -24,6 +24,7 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable
 from headrace.infra.kafka.client_reports import LINES, REPORTS
 from headrace.infra.kafka.cluster_entry import ENTRIES
+from headrace.infra.kafka.fatal_errors import call_client
 from headrace.infra.process.signals import MustRestart
 from headrace.schemas.headers import Headers
 
@@ -308,7 +309,7 @@ def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any
     backoff = Backoff(0.02, 1.0)
     while True:
         try:
-            return call()
+            return call_client(call)
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             if not (cause.retriable() or cause.code() in AWAY_ERRORS) or time.monotonic() > end:

@@ -34,6 +34,7 @@ from headrace.infra.kafka.clients import (
 )
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
+from headrace.infra.kafka.fatal_errors import call_client
 from headrace.infra.kafka.topic_reader import name_partition
 from headrace.infra.kafka.transaction_ends import TransactionEnds
 from headrace.infra.process.end_report import report_end
@@ -229,7 +230,7 @@ class TransactionalWriter:
             try:
                 self._guard(hand_over, f"producing {_name_record(record)}")
             except BufferError:
-                self._producer.poll(0.1)
+                self._guard(lambda: self._producer.poll(0.1), "delivering records")
             else:
                 return ticket
 
@@ -289,7 +290,7 @@ class TransactionalWriter:
         while True:
             try:
                 self._called_at, self._calling = time.monotonic(), doing
-                return call()
+                return call_client(call)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if cause.code() == KafkaError._FATAL and self._open:  # noqa: SLF001 - of an earlier call

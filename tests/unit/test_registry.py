@@ -31,6 +31,10 @@ async def play(problem, env, actors):
 
 def not_async(problem, env, actors):
     return {}
+
+class Seedless:
+    def __init__(self):
+        self.name = "seedless"
 """
 
 
@@ -45,6 +49,12 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
         load_workflow("my_worlds:not_async")
     with pytest.raises(EnvironmentSettingsError, match="unexpected keyword argument 'dept'; the settings are depth"):
         load_environment("my_worlds:Mine", 3, {"dept": 2})
+    with pytest.raises(
+        EnvironmentSettingsError, match="seed is no setting of an environment: it gets the recipe's seed"
+    ):
+        load_environment("my_worlds:Mine", 3, {"seed": 2})
+    with pytest.raises(EnvironmentSettingsError, match="Seedless: its constructor must take the argument seed"):
+        load_environment("my_worlds:Seedless", 3, {})
 
 
 def test_every_shipped_workflow_is_in_a_shipped_recipe() -> None:

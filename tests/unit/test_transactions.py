@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -263,6 +264,35 @@ def test_a_producer_that_was_fenced_while_nobody_called_it_says_so_when_it_is_gi
     producer.codes = [KafkaError(KafkaError._FENCED, "", True)]
     with pytest.raises(Fenced, match=r"producing t\.tasks 'sums:7'.*: another process has taken over"):
         writer.produce([Outgoing("t.tasks", b"four", b"sums:7")])
+
+
+def raise_no_exception(error: KafkaError) -> None:
+    """Raise a KafkaError, as confluent-kafka does in C: in Python it is no exception."""
+    raising = ctypes.pythonapi.PyErr_SetObject
+    raising.argtypes = [ctypes.py_object, ctypes.py_object]
+    raising(KafkaError, error)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_fatal_error_that_the_client_raises_as_no_exception_is_one(
+    is_full: bool, writer: TransactionalWriter, producer: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen once: it went through every `except` and ended the process with a traceback."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BufferError
+
+    def fence(_timeout_s: float) -> None:
+        raise_no_exception(KafkaError(KafkaError._FENCED, "fenced by a newer instance", True))
+
+    for name in ("flush", "poll"):
+        monkeypatch.setattr(producer, name, fence, raising=False)
+    if is_full:
+        monkeypatch.setattr(producer, "produce", refuse)
+    writer.begin()
+    with pytest.raises(Fenced, match="another process has taken over"):
+        writer.produce([Outgoing("t", b"x")])
+        writer.commit()
 
 
 def test_a_client_that_breaks_off_and_has_no_reason_has_its_transaction_aborted(
