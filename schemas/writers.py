@@ -177,7 +177,7 @@ class _Scale:
                 shift += 7
                 if shift > 63:
                     raise SchemaError(
-                        "the bytes do not fit the Avro schema: an integer takes more than the ten bytes that Avro allows"
+                        "the bytes do not fit the Avro schema: an integer takes more than ten bytes, the most in Avro"
                     )
         except IndexError:
             raise SchemaError("the message is cut short") from None

@@ -266,6 +266,11 @@ def test_a_producer_that_was_fenced_while_nobody_called_it_says_so_when_it_is_gi
         writer.produce([Outgoing("t.tasks", b"four", b"sums:7")])
 
 
+def write(writer: TransactionalWriter) -> None:
+    writer.produce([Outgoing("t", b"x")])
+    writer.commit()
+
+
 def raise_no_exception(error: KafkaError) -> None:
     """Raise a KafkaError, as confluent-kafka does in C: in Python it is no exception."""
     raising = ctypes.pythonapi.PyErr_SetObject
@@ -291,8 +296,7 @@ def test_a_fatal_error_that_the_client_raises_as_no_exception_is_one(
         monkeypatch.setattr(producer, "produce", refuse)
     writer.begin()
     with pytest.raises(Fenced, match="another process has taken over"):
-        writer.produce([Outgoing("t", b"x")])
-        writer.commit()
+        write(writer)
 
 
 def test_a_client_that_breaks_off_and_has_no_reason_has_its_transaction_aborted(
