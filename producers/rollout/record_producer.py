@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 
@@ -21,12 +23,19 @@ from headrace.infra.kafka.clients import (
     open_producer,
     translate_error,
 )
+from headrace.infra.kafka.fatal_errors import call_client
+from headrace.infra.process.end_report import report_end
+from headrace.infra.process.log_lines import ERROR_MARK
 from headrace.infra.stopwatch import Stopwatch
 
 OnDelivery = Callable[[KafkaError | None, RawMessage], None]
 
+log = structlog.get_logger()
+
 DELIVERY_POLL_S = 0.1
 FULL_S = 0.05
+FAILED_EXIT = os.EX_TEMPFAIL
+"""Exit code of a process that only needs a new producer, which the supervisor does not count as a failure."""
 
 
 class RecordProducer:
@@ -48,9 +57,22 @@ class RecordProducer:
         self._thread.start()
 
     def _poll_until_closed(self) -> None:
+        """Take in acknowledgements; after a fatal error there are none, so the process ends.
+
+        Nothing is lost: tasks without acknowledged groups are not committed, and are played again.
+        """
         while not self._stop.is_set():
-            self._producer.poll(DELIVERY_POLL_S)
-            self._send_again()
+            try:
+                call_client(lambda: self._producer.poll(DELIVERY_POLL_S))
+                self._send_again()
+            except KafkaException as error:
+                self._end_process(error.args[0].str())
+
+    def _end_process(self, reason: str) -> None:
+        why = f"the Kafka client can send no more ({reason}): this process ends, and must be started again"
+        log.error("producer.failed", why=why)
+        report_end(FAILED_EXIT, f"{ERROR_MARK}{why}")
+        os._exit(FAILED_EXIT)
 
     def post(self, record: Outgoing) -> Future[None]:
         """Enqueue a record; the future ends with its acknowledgement or with KafkaRefused.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from fatal import raise_no_exception
+from patience import PATIENCE_S
 
+from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka.clients import Connection, KafkaRefused, Outgoing
+from headrace.infra.process.end_report import read_end
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout import record_producer
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -38,3 +44,29 @@ def test_a_record_that_is_refused_comes_back_with_the_reason_and_ends_nobody(mon
     assert record is large
     assert isinstance(why, KafkaRefused)
     assert "MSG_SIZE_TOO_LARGE" in str(why)
+
+
+def test_a_process_whose_client_can_send_no_more_ends_with_the_reason_and_as_no_failure_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class FailedOnce(Refusing):
+        has_failed = False
+
+        def poll(self, _timeout_s: float) -> int:
+            if not self.has_failed:
+                self.has_failed = True
+                raise_no_exception(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "records are missing", True))
+            return 0
+
+    exits = SimpleQueue[int]()
+    monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "worker.end"))
+    monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: FailedOnce())
+    monkeypatch.setattr(record_producer.os, "_exit", exits.put)
+    producer = RecordProducer(Connection("nowhere:1"), "worker", Stopwatch())
+    assert exits.get(timeout=PATIENCE_S) == 75
+    producer.close()
+    told = read_end(tmp_path / "worker.end")
+    assert told is not None
+    assert told.lines == [
+        "error: the Kafka client can send no more (records are missing): this process ends, and must be started again"
+    ]

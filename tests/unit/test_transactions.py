@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from fatal import raise_no_exception
 from patience import PATIENCE_S
 
 from headrace.infra.environment import END_REPORT_VARIABLE
@@ -269,13 +269,6 @@ def test_a_producer_that_was_fenced_while_nobody_called_it_says_so_when_it_is_gi
 def write(writer: TransactionalWriter) -> None:
     writer.produce([Outgoing("t", b"x")])
     writer.commit()
-
-
-def raise_no_exception(error: KafkaError) -> None:
-    """Raise a KafkaError, as confluent-kafka does in C: in Python it is no exception."""
-    raising = ctypes.pythonapi.PyErr_SetObject
-    raising.argtypes = [ctypes.py_object, ctypes.py_object]
-    raising(KafkaError, error)
 
 
 @pytest.mark.parametrize("is_full", [False, True])
