@@ -1,8 +1,10 @@
-"""A fatal error of the Kafka client, as it raises one."""
+"""A fatal error of the Kafka client, as it raises one: in Python it is no exception."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
 
 from confluent_kafka import KafkaError
 
@@ -12,3 +14,12 @@ def raise_no_exception(error: KafkaError) -> None:
     raising = ctypes.pythonapi.PyErr_SetObject
     raising.argtypes = [ctypes.py_object, ctypes.py_object]
     raising(KafkaError, error)
+
+
+def find_raised(call: Callable[[], object]) -> object:
+    """Return what a call raises, also if it is no exception, which pytest would not survive."""
+    try:
+        call()
+    except:  # noqa: E722
+        return sys.exc_info()[1]
+    return None
