@@ -1,4 +1,4 @@
-"""Fatal errors of the Kafka client, which it raises as something that is no exception."""
+"""Fatal errors of the Kafka client, which may reach Python as something that is no exception."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 def call_client(call: Callable[[], Any]) -> Any:
     """Call librdkafka. Raises KafkaException for a fatal error that the client meets while it polls.
 
-    confluent-kafka 2.16 raises such an error as a KafkaError, which is no exception: only a bare `except` catches it.
+    Such an error was once seen as a bare KafkaError (confluent-kafka 2.16), which is no exception: nothing but a bare
+    `except` catches it.
     """
     try:
         return call()

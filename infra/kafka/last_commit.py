@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Connection, fetch_end_offsets, fetch_stable_ends
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, fetch_end_offsets, fetch_stable_ends
 from headrace.infra.kafka.cluster_topics import list_partitions
 from headrace.infra.kafka.topic_reader import PartitionId
 
@@ -44,7 +44,7 @@ class LastCommit:
         self._committed: dict[PartitionId, int] = {}
         """The same of the last commit; empty once there is nothing to find."""
         self._newest: dict[PartitionId, int] = {}
-        """The same of the last commit, whatever is known of its end."""
+        """The same of the last commit on each partition, whatever is known of its end."""
         self._look_at = 0.0
         self._waits_since: float | None = None
         """When readers were first seen waiting."""
@@ -64,7 +64,7 @@ class LastCommit:
 
     def note_commit(self) -> None:
         """Note that the coordinator has answered the commit."""
-        self._newest = self._open
+        self._newest |= self._open
         self._committed = {} if self._has_consumer_offsets else self._open
         self._open, self._waits_since, self._look_at = {}, None, time.monotonic() + QUIET_S
 
@@ -86,7 +86,7 @@ class LastCommit:
         return sorted(self._committed) if now - self._waits_since >= MISSING_S else []
 
     def can_hold_back(self, partition_id: PartitionId, stable: int) -> bool:
-        """Return whether the last commit may be what readers of a partition wait for, at this last stable offset."""
+        """Return whether the last commit there may be what a partition's readers wait for, at this stable offset."""
         first = self._newest.get(partition_id)
         return first is not None and stable <= first
 
@@ -122,8 +122,14 @@ class LastAbort:
         Where the commit before holds readers back, and no record was aborted, there is no reason to wait: the next
         commit ends that one as committed, but a successor would end it as aborted.
 
-        Raises KafkaAway and KafkaRefused.
+        Raises KafkaAway, also if partitions are not where Kafka lists them yet.
         """
+        try:
+            return self._wait_until_read()
+        except KafkaRefused as error:
+            raise KafkaAway(f"looking whether readers get past aborted records: {error}") from error
+
+    def _wait_until_read(self) -> list[PartitionId]:
         known = self._aborted.keys() & set(list_partitions(self._connection, {topic for topic, _ in self._aborted}))
         if not known:
             return []

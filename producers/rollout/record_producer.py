@@ -62,11 +62,20 @@ class RecordProducer:
         Nothing is lost: tasks without acknowledged groups are not committed, and are played again.
         """
         while not self._stop.is_set():
-            try:
-                call_client(lambda: self._producer.poll(DELIVERY_POLL_S))
-                self._send_again()
-            except KafkaException as error:
-                self._end_process(error.args[0].str())
+            self._serve(lambda: self._producer.poll(DELIVERY_POLL_S))
+            self._send_again()
+
+    def _serve(self, call: Callable[[], int]) -> int:
+        """Call the client; end the process if it meets a fatal error, which it reports to one thread only."""
+        try:
+            left: int = call_client(call)
+        except KafkaException as error:
+            self._end_process(error.args[0].str())
+        except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error
+            self._end_process(str(error))
+        else:
+            return left
+        return 0
 
     def _end_process(self, reason: str) -> None:
         why = f"the Kafka client can send no more ({reason}): this process ends, and must be started again"
@@ -110,7 +119,7 @@ class RecordProducer:
         while self._lost:
             try:
                 self._produce(*self._lost[0])
-            except BufferError:
+            except (BufferError, KafkaException):  # its topic may be away for a moment
                 return
             self._lost.popleft()
 
@@ -142,11 +151,14 @@ class RecordProducer:
     def flush(self, timeout_s: float) -> int:
         """Wait for acknowledgements; return how many records still lack theirs."""
         end = time.monotonic() + timeout_s
-        while (left := self._producer.flush(max(end - time.monotonic(), 0)) + len(self._lost)) and self._lost:
+        while (left := self._flush_once(end) + len(self._lost)) and self._lost:
             if time.monotonic() > end:
                 break
             time.sleep(FULL_S)
         return left
+
+    def _flush_once(self, end: float) -> int:
+        return self._serve(lambda: self._producer.flush(max(end - time.monotonic(), 0)))
 
     def close(self) -> None:
         """Stop; give up records that are not acknowledged yet."""

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from headrace.infra.kafka import last_commit
-from headrace.infra.kafka.clients import Connection, KafkaAway
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused
 from headrace.infra.kafka.last_commit import (
     LOOK_AFTER_FAILURE_S,
     LOOK_EVERY_S,
@@ -184,6 +184,20 @@ def test_a_broker_that_has_just_started_and_names_too_low_an_end_or_no_topic_doe
     assert abort.wait_until_read() == [TWO]
 
 
+def test_a_partition_that_is_not_where_kafka_lists_it_is_looked_at_again(
+    abort: LastAbort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> dict[PartitionId, int]:
+        raise KafkaRefused("UNKNOWN_TOPIC_OR_PART")
+
+    abort.note_abort({TWO: 21})
+    with monkeypatch.context() as patch:
+        patch.setattr(last_commit, "fetch_end_offsets", refuse)
+        with pytest.raises(KafkaAway, match="UNKNOWN_TOPIC_OR_PART"):
+            abort.wait_until_read()
+    assert abort.wait_until_read() == [TWO]
+
+
 def test_a_partition_without_a_record_of_the_abort_is_no_reason_to_wait(abort: LastAbort, log: Log) -> None:
     abort.note_abort({THREE: 29})
     before = log.now_s
@@ -192,11 +206,16 @@ def test_a_partition_without_a_record_of_the_abort_is_no_reason_to_wait(abort: L
 
 
 def test_where_the_commit_before_holds_readers_back_the_next_one_may_end_it_unless_it_would_commit_aborted_records(
-    abort: LastAbort, log: Log
+    abort: LastAbort, last: LastCommit, log: Log
 ) -> None:
     """Else a curator loses groups: its successor aborts them, but their offsets may be committed."""
     abort.note_abort({TWO: -1})
     assert abort.wait_until_read() == []
+    last.begin()
+    last.note_record(*THREE, 29)
+    last.note_commit()
+    abort.note_abort({TWO: -1})
+    assert abort.wait_until_read() == [], "a later commit did not touch it"
     abort.note_abort({TWO: 21})
     assert abort.wait_until_read() == [TWO]
     abort.forget()

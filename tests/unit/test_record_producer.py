@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from fatal import raise_no_exception
 from patience import PATIENCE_S
 
@@ -46,16 +47,35 @@ def test_a_record_that_is_refused_comes_back_with_the_reason_and_ends_nobody(mon
     assert "MSG_SIZE_TOO_LARGE" in str(why)
 
 
+FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "records are missing", True)
+
+
+def raise_exception(error: KafkaError) -> None:
+    raise KafkaException(error)
+
+
+def break_off(_error: KafkaError) -> None:
+    raise SystemError("records are missing")
+
+
+@pytest.mark.parametrize("call", ["poll", "flush"])
+@pytest.mark.parametrize("fail", [raise_exception, raise_no_exception, break_off])
 def test_a_process_whose_client_can_send_no_more_ends_with_the_reason_and_as_no_failure_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fail: Callable[[KafkaError], None], call: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class FailedOnce(Refusing):
-        has_failed = False
+        failures = 0
 
         def poll(self, _timeout_s: float) -> int:
-            if not self.has_failed:
-                self.has_failed = True
-                raise_no_exception(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "records are missing", True))
+            return self._fail_once("poll")
+
+        def flush(self, _timeout_s: float) -> int:
+            return self._fail_once("flush")
+
+        def _fail_once(self, name: str) -> int:
+            if name == call and not self.failures:
+                self.failures = 1
+                fail(FATAL)
             return 0
 
     exits = SimpleQueue[int]()
@@ -63,6 +83,7 @@ def test_a_process_whose_client_can_send_no_more_ends_with_the_reason_and_as_no_
     monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: FailedOnce())
     monkeypatch.setattr(record_producer.os, "_exit", exits.put)
     producer = RecordProducer(Connection("nowhere:1"), "worker", Stopwatch())
+    assert producer.flush(0) == 0
     assert exits.get(timeout=PATIENCE_S) == 75
     producer.close()
     told = read_end(tmp_path / "worker.end")
@@ -70,3 +91,22 @@ def test_a_process_whose_client_can_send_no_more_ends_with_the_reason_and_as_no_
     assert told.lines == [
         "error: the Kafka client can send no more (records are missing): this process ends, and must be started again"
     ]
+
+
+def test_a_lost_record_whose_topic_is_away_for_a_moment_is_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Losing(Refusing):
+        sent = 0
+
+        def produce(self, _topic: str, _value: bytes, *_given: object, on_delivery: Any, **_named: object) -> None:
+            self.sent += 1
+            if self.sent == 2:
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC))
+            on_delivery(None, SimpleNamespace(offset=lambda at=None if self.sent == 1 else 7: at))
+
+    losing = Losing()
+    monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: losing)
+    monkeypatch.setattr(record_producer.os, "_exit", pytest.fail)
+    producer = RecordProducer(Connection("nowhere:1"), "worker", Stopwatch())
+    producer.post(Outgoing("t", b"tiny")).result(PATIENCE_S)
+    producer.close()
+    assert losing.sent == 3
