@@ -188,7 +188,7 @@ async def check_swaps(subject: Subject) -> str:
         )
     tokens = sum(len(made.ids) for _, made in found)
     mixed = sum(len(made.version_runs) > 1 for _, made in found)
-    return f"{SWAPS} swaps during {REQUESTS} requests: {tokens:,} tokens, {mixed} answers by more than one version"
+    return f"{SWAPS} weight swaps during {REQUESTS} requests: {tokens:,} tokens, {mixed} answers by more than one version"
 
 
 async def _swap_and_ask(subject: Subject) -> list[Answered]:
@@ -223,7 +223,7 @@ async def check_prefix_cache_after_swap(subject: Subject) -> str:
             subject.compare(prompt, await subject.generate(prompt, sampling, seed))
         await subject.load()
     subject.compare(prompt, await subject.generate(prompt, sampling))
-    return f"a prompt of {len(prompt)} tokens gave correct answers before and after 2 swaps"
+    return f"a prompt of {len(prompt)} tokens gave correct answers before and after each of 2 weight swaps"
 
 
 async def check_held_versions(subject: Subject) -> str:
