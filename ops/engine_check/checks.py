@@ -188,7 +188,8 @@ async def check_swaps(subject: Subject) -> str:
         )
     tokens = sum(len(made.ids) for _, made in found)
     mixed = sum(len(made.version_runs) > 1 for _, made in found)
-    return f"{SWAPS} weight swaps during {REQUESTS} requests: {tokens:,} tokens, {mixed} answers by more than one version"
+    what = f"{SWAPS} weight swaps during {REQUESTS} requests"
+    return f"{what}: {tokens:,} tokens, {mixed} answers by more than one version"
 
 
 async def _swap_and_ask(subject: Subject) -> list[Answered]:

@@ -90,7 +90,7 @@ def test_the_shipped_engine_keeps_every_promise(subject: Subject) -> None:
     found = [check(subject, what) for what in CHECKS if what != "closing"]
     assert [one.verdict for one in found] == ["kept"] * len(found), found
     swaps = next(one for one in found if one.what == "swaps")
-    assert "6 swaps during 8 requests" in swaps.detail
+    assert "6 weight swaps during 8 requests" in swaps.detail
 
 
 @pytest.mark.parametrize(
