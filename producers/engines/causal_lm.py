@@ -57,6 +57,9 @@ class CausalLM:
         store_by_columns(self.model)
         self._head = find_unscaled_output_layer(self.model)
         self._names = map_published_names(self.model.state_dict())
+        self._places = {name: tensor.data_ptr() for name, tensor in split_by_files(self._read_held()).items()}
+        """Name in files to a place in memory, which tied parameters share. It is read once: later, another thread may
+        put new weights into the model in the middle of a read, and tied parameters would seem to be separate."""
         self._kinds, self._window = _read_attention(config)
         self._columns = torch.arange(self.context, device=self.device)
         self.routing = RoutingRecord(model) if record_routing and routers_of(model) else None
@@ -143,12 +146,11 @@ class CausalLM:
         tied parameters one name is enough. This needs the memory of the weights once more, until the old ones are
         freed.
         """
-        state = self.model.state_dict()
-        held = {name: state[in_model] for name, in_model in self._names.items()}
+        held = self._read_held()
         own = split_by_files(held)
         unknown = sorted(set(weights) - set(own))
-        given = {own[name].data_ptr() for name in weights if name in own}
-        missing = sorted(name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in given)
+        given = {self._places[name] for name in weights if name in own}
+        missing = sorted(name for name, place in self._places.items() if name not in weights and place not in given)
         if unknown or missing:
             raise EngineError(describe_wrong_names(missing, unknown))
         staged = {
@@ -168,6 +170,10 @@ class CausalLM:
                 raise EngineError(describe_not_finite(name))
             targets[name].detach().copy_(tensor)
         return [(self._names[name], tensor) for name, tensor in staged.items()]
+
+    def _read_held(self) -> dict[str, torch.Tensor]:
+        state = self.model.state_dict()
+        return {name: state[in_model] for name, in_model in self._names.items()}
 
     def apply(self, staged: Staged) -> None:
         """Put staged weights into the model. Nothing is copied, because this is done between two tokens."""

@@ -278,6 +278,21 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(engine: Torch
     np.testing.assert_allclose(result.logprobs, expected(MODELS, [1], result), atol=2e-5)
 
 
+def test_weights_are_taken_while_others_are_put_into_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation stages weights in another thread than the one that loads newer ones."""
+    model = make_model(qwen3(), 0)
+    lm, read = CausalLM(model), model.state_dict
+
+    def read_in_the_middle_of_a_load() -> dict[str, torch.Tensor]:
+        state = read()
+        return {**state, "lm_head.weight": state["lm_head.weight"].clone()}
+
+    weights = {name: value for name, value in weights_of(make_model(qwen3(), 1)).items() if name != "lm_head.weight"}
+    monkeypatch.setattr(model, "state_dict", read_in_the_middle_of_a_load)
+    lm.apply(lm.stage(weights))
+    assert torch.equal(model.lm_head.weight, weights["model.embed_tokens.weight"])
+
+
 def test_weights_may_come_in_several_forms(engine: TorchEngine) -> None:
     def bits(tensor: torch.Tensor) -> np.ndarray:
         return tensor.detach().to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
