@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -37,8 +36,7 @@ from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.kafka.fatal_errors import call_client
 from headrace.infra.kafka.topic_reader import name_partition
 from headrace.infra.kafka.transaction_ends import TransactionEnds
-from headrace.infra.process.end_report import report_end
-from headrace.infra.process.log_lines import ERROR_MARK
+from headrace.infra.process.end_report import end_process
 from headrace.infra.process.signals import MustRestart
 
 log = structlog.get_logger()
@@ -50,8 +48,6 @@ CALL_S = 5.0
 CALL_STUCK_S = 12.0
 """Seconds after which a call counts as stuck for ever."""
 WATCH_EVERY_S = 1.0
-STUCK_EXIT = os.EX_TEMPFAIL
-"""Exit code of a stuck process, which the supervisor does not count as a failure."""
 TOPIC_LOOK_EVERY_S = 1.0
 PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 """Reports of records that were dropped because of another record."""
@@ -183,9 +179,7 @@ class TransactionalWriter:
             if time.monotonic() - self._called_at > CALL_STUCK_S:
                 who = self.transactional_id
                 log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=CALL_STUCK_S)
-                stuck = f"{self._calling} has not returned for {CALL_STUCK_S:g} s: this process ends"
-                report_end(STUCK_EXIT, f"{ERROR_MARK}{stuck}")
-                os._exit(STUCK_EXIT)
+                end_process(f"{self._calling} has not returned for {CALL_STUCK_S:g} s: this process ends")
 
     def begin(self) -> None:
         """Open a transaction."""
@@ -208,11 +202,13 @@ class TransactionalWriter:
             if error is None and not is_delivered(raw):
                 error = KafkaError(KafkaError._TIMED_OUT, "Kafka gave no offset for a record: the record may be lost")  # noqa: SLF001
             partition = (raw.partition() if record.partition < 0 else record.partition) or 0
-            self._ends.note_record((record.topic, max(0, partition)))
+            partition_id = record.topic, max(0, partition)
             if error is None:
                 ticket.offset = raw.offset() or 0
-                self._ends.note_delivery((record.topic, partition), ticket.offset)
-            elif self._failure is None or self._failure[0].code() in PURGED:
+                self._ends.note_delivery(partition_id, ticket.offset)
+                return
+            self._ends.note_record(partition_id)
+            if self._failure is None or self._failure[0].code() in PURGED:
                 self._failure = error, record  # later records are purged after a refused one, and may be reported first
 
         def hand_over() -> None:

@@ -5,6 +5,7 @@ The supervisor names a file in the environment. The first failing process writes
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ from headrace.infra.process.log_lines import ERROR_MARK, read_lines
 
 FAILED = 1
 """Exit code of a Python process that ends with a traceback."""
+RESTART_EXIT = os.EX_TEMPFAIL
+"""Exit code of a process that only needs a new start, which the supervisor does not count as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,12 @@ def report_end(exit_code: int, said: str) -> None:
     if named := read_environment(END_REPORT_VARIABLE):
         with suppress(OSError), Path(named).open("x", encoding="utf-8", errors="replace") as file:
             file.write(f"{exit_code}\n{said}\n")
+
+
+def end_process(why: str) -> None:
+    """End this process from any thread, at once and with `RESTART_EXIT`, and report why."""
+    report_end(RESTART_EXIT, f"{ERROR_MARK}{why}")
+    os._exit(RESTART_EXIT)
 
 
 def read_end(path: Path) -> EndReport | None:

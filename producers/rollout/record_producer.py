@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import deque
@@ -24,8 +23,7 @@ from headrace.infra.kafka.clients import (
     translate_error,
 )
 from headrace.infra.kafka.fatal_errors import call_client
-from headrace.infra.process.end_report import report_end
-from headrace.infra.process.log_lines import ERROR_MARK
+from headrace.infra.process.end_report import end_process
 from headrace.infra.stopwatch import Stopwatch
 
 OnDelivery = Callable[[KafkaError | None, RawMessage], None]
@@ -34,8 +32,6 @@ log = structlog.get_logger()
 
 DELIVERY_POLL_S = 0.1
 FULL_S = 0.05
-FAILED_EXIT = os.EX_TEMPFAIL
-"""Exit code of a process that only needs a new producer, which the supervisor does not count as a failure."""
 
 
 class RecordProducer:
@@ -70,18 +66,15 @@ class RecordProducer:
         try:
             left: int = call_client(call)
         except KafkaException as error:
-            self._end_process(error.args[0].str())
+            reason = error.args[0].str()
         except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error
-            self._end_process(str(error))
+            reason = str(error)
         else:
             return left
-        return 0
-
-    def _end_process(self, reason: str) -> None:
         why = f"the Kafka client can send no more ({reason}): this process ends, and must be started again"
         log.error("producer.failed", why=why)
-        report_end(FAILED_EXIT, f"{ERROR_MARK}{why}")
-        os._exit(FAILED_EXIT)
+        end_process(why)
+        return 0
 
     def post(self, record: Outgoing) -> Future[None]:
         """Enqueue a record; the future ends with its acknowledgement or with KafkaRefused.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -81,7 +82,7 @@ def test_a_process_whose_client_can_send_no_more_ends_with_the_reason_and_as_no_
     exits = SimpleQueue[int]()
     monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "worker.end"))
     monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: FailedOnce())
-    monkeypatch.setattr(record_producer.os, "_exit", exits.put)
+    monkeypatch.setattr(os, "_exit", exits.put)
     producer = RecordProducer(Connection("nowhere:1"), "worker", Stopwatch())
     assert producer.flush(0) == 0
     assert exits.get(timeout=PATIENCE_S) == 75
@@ -105,7 +106,7 @@ def test_a_lost_record_whose_topic_is_away_for_a_moment_is_sent_later(monkeypatc
 
     losing = Losing()
     monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: losing)
-    monkeypatch.setattr(record_producer.os, "_exit", pytest.fail)
+    monkeypatch.setattr(os, "_exit", pytest.fail)
     producer = RecordProducer(Connection("nowhere:1"), "worker", Stopwatch())
     producer.post(Outgoing("t", b"tiny")).result(PATIENCE_S)
     producer.close()

@@ -410,7 +410,7 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
     monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "train.end"))
     monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
     monkeypatch.setattr(transactions, "WATCH_EVERY_S", 0.001)
-    monkeypatch.setattr(transactions.os, "_exit", exits.put)
+    monkeypatch.setattr(os, "_exit", exits.put)
     monkeypatch.setattr(producer, "commit_transaction", hang)
     with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
         writer.begin()
