@@ -28,7 +28,8 @@ from rich.console import Console
 from benchmarks.dataflow import create_run
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.environment import LOG_LEVEL_VARIABLE
-from headrace.infra.kafka.clients import Connection, Outgoing, fetch_end_offsets, open_consumer, open_producer
+from headrace.infra.kafka.clients import Connection, Outgoing, open_consumer, open_producer
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe

@@ -5,13 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from headrace.infra.kafka.clients import (
-    Connection,
-    Message,
-    fetch_begin_offsets,
-    get_admin,
-    translate_kafka_errors,
-)
+from headrace.infra.kafka.clients import Connection, Message, get_admin, translate_kafka_errors
+from headrace.infra.kafka.topic_offsets import fetch_begin_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.progress import open_progress
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import time
 
-from headrace.infra.kafka.clients import Message, fetch_stable_ends
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, verdict_of
 from headrace.infra.kafka.decoding import MessageRefused, decode_own_stamp
+from headrace.infra.kafka.topic_offsets import fetch_stable_ends
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import read_newest_snapshot

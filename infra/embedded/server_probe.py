@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 
-from headrace.infra.kafka.clients import Connection, get_admin
+from headrace.infra.kafka.clients import Connection, forget_admins, get_admin
 from headrace.infra.store.store_address import StoreAddress
 from headrace.schemas.ids import now_ms
 
@@ -75,6 +75,7 @@ def is_kafka_answering(connection: Connection, timeout_s: float = ANSWER_TIMEOUT
     try:
         return bool(get_admin(connection).list_topics(timeout=timeout_s).brokers)
     except KafkaException:
+        forget_admins()
         return False
 
 

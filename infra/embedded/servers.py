@@ -23,15 +23,9 @@ from headrace.infra.environment import KEYS_FILE_VARIABLE, cache_folder, read_en
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.client_settings import merge_client_settings
-from headrace.infra.kafka.clients import (
-    Connection,
-    KafkaAway,
-    KafkaRefused,
-    fetch_end_offsets,
-    get_admin,
-    translate_kafka_errors,
-)
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, get_admin, translate_kafka_errors
 from headrace.infra.kafka.cluster_topics import fetch_topics
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.recipe.settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
@@ -297,12 +291,11 @@ def await_leaders(connection: Connection, patience_s: float = SERVERS_PATIENCE_S
     For some milliseconds it has new leader epochs but refuses requests with UNKNOWN_LEADER_EPOCH. Raises KafkaAway or
     KafkaRefused after `patience_s`.
     """
-    admin = get_admin(connection)
     end = time.monotonic() + patience_s
     while True:
         try:
             with translate_kafka_errors("listing topics"):
-                topics = admin.list_topics(timeout=5).topics
+                topics = get_admin(connection).list_topics(timeout=5).topics
             fetch_end_offsets(
                 connection, [(name, partition) for name, topic in topics.items() for partition in topic.partitions]
             )

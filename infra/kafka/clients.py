@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from functools import partial
 from typing import Any, cast
 
 import structlog
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import Message as RawMessage
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import FENCED, HeadraceError, Unavailable
@@ -61,6 +62,8 @@ AWAY_ERRORS = {
     KafkaError.UNKNOWN,  # an error within the broker, as when it shuts down or a disk of it fails
 }
 """Temporary errors: the broker is unreachable or not ready yet."""
+UNANSWERED = {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}  # noqa: SLF001
+"""Errors of a client that knows no broker or gets no answer."""
 
 REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -227,6 +230,8 @@ def translate_error(error: KafkaException, doing: str) -> HeadraceError:
             "cause, then restart the brokers"
         )
     if cause.code() in AWAY_ERRORS or cause.retriable():
+        if cause.code() in UNANSWERED:
+            forget_admins()
         return KafkaAway(f"{doing}: Kafka cannot do this now ({cause.str()}); check that Kafka runs and can be reached")
     if cause.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001
         return KafkaRefused(
@@ -315,6 +320,8 @@ def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any
             if not (cause.retriable() or cause.code() in AWAY_ERRORS) or time.monotonic() > end:
                 raise translate_error(error, doing) from error
             log.debug("kafka.waiting", doing=doing, error=cause.str())
+            if cause.code() in UNANSWERED:
+                forget_admins()
             time.sleep(backoff.next_s())
 
 
@@ -357,97 +364,28 @@ def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
 
 
 _admins: dict[str, AdminClient] = {}
-
-MOVED_LEADER = {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
-"""Errors of a cached admin client that still uses leader epochs from before a broker's restart."""
-SETTLING = {
-    *MOVED_LEADER,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError._NOENT,  # noqa: SLF001 - "no leaders found", of a topic that was just made
-}
-"""Errors of a broker that answers but does not serve the partition yet."""
-SETTLING_S = 5.0
+_former_admins: deque[AdminClient] = deque(maxlen=4)
+"""Kept a while for callers that still wait for their answers: without references it would lose them."""
 
 
 def get_admin(connection: Connection) -> AdminClient:
     """Return the process's admin client of a cluster.
 
-    It is shared and cached. The first request of a new client may take 3 s, if librdkafka drops the bootstrap
-    connection meanwhile; and a client without references loses its answers.
+    It is shared and cached, because the first request of a new client may take 3 s, if librdkafka drops the bootstrap
+    connection meanwhile.
     """
     cluster = build_cluster_key(connection)
-    if cluster not in _admins:
-        _admins[cluster] = AdminClient(connection.config())
-    return _admins[cluster]
+    if (found := _admins.get(cluster)) is None:
+        found = _admins[cluster] = AdminClient(connection.config())
+    return found
+
+
+def forget_admins() -> None:
+    """Let the next requests use new admin clients: one that finds no broker may never find one again."""
+    _former_admins.extend(list(_admins.values()))
+    _admins.clear()
 
 
 def build_cluster_key(connection: Connection) -> str:
     """Return a key for a cluster and its client settings; it may contain a password."""
     return json.dumps([connection.bootstrap, dict(connection.client)])
-
-
-def fetch_partition_count(connection: Connection, topic: str) -> int:
-    """Return the number of a topic's partitions. Raises KafkaAway, or KafkaRefused if the topic does not exist."""
-    with translate_kafka_errors(f"asking for topic {topic}"):
-        found = get_admin(connection).list_topics(topic, timeout=10).topics[topic]
-    if found.error is not None:
-        raise KafkaRefused(f"topic {topic} cannot be read: {found.error.str()}; `headrace topics` makes missing topics")
-    if not found.partitions:  # a caller that believed this would find no history and begin again
-        raise KafkaAway(f"Kafka lists no partitions of topic {topic}: its broker may not be ready yet")
-    return len(found.partitions)
-
-
-def fetch_end_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return high watermarks, including open transactions, past which a restore must read.
-
-    Waits a few seconds for new topics, and for a broker that has just started.
-    """
-    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
-    return _fetch_offsets_patiently(connection, list(partitions), latest, "ends")
-
-
-def fetch_stable_ends(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return the last stable offsets, up to which committed records can be read."""
-    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
-    return _fetch_offsets_patiently(connection, list(partitions), latest, "ends", IsolationLevel.READ_COMMITTED)
-
-
-def fetch_begin_offsets(connection: Connection, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return the first existing offsets; earlier records were deleted. Waits as `fetch_end_offsets`."""
-    earliest: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the client's own gap
-    return _fetch_offsets_patiently(connection, list(partitions), earliest, "beginnings")
-
-
-def _fetch_offsets_patiently(
-    connection: Connection,
-    partitions: list[tuple[str, int]],
-    spec: OffsetSpec,
-    what: str,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[tuple[str, int], int]:
-    end = 0.0
-    while True:
-        try:
-            return _fetch_offsets(connection, partitions, spec, isolation)
-        except KafkaException as error:
-            code = error.args[0].code()
-            end = end or time.monotonic() + SETTLING_S  # counted from the first answer, which may itself take longer
-            if code in MOVED_LEADER:
-                _admins.pop(build_cluster_key(connection), None)
-            if code not in SETTLING or time.monotonic() > end:
-                raise translate_error(error, f"asking for the {what} of topics") from error
-            time.sleep(0.05)
-
-
-def _fetch_offsets(
-    connection: Connection, partitions: list[tuple[str, int]], spec: OffsetSpec, isolation: IsolationLevel
-) -> dict[tuple[str, int], int]:
-    asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
-    admin = get_admin(connection)
-    futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
-    found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
-    if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
-        reason = f"Kafka does not know the offsets of {', '.join(unknown)} yet; their broker may not be ready"
-        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason, retriable=True))
-    return found

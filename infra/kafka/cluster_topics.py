@@ -8,17 +8,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ClusterMetadata
 
 from headrace.infra.backoff import Backoff
-from headrace.infra.kafka.clients import (
-    SETTLING_S,
-    Connection,
-    KafkaRefused,
-    build_cluster_key,
-    call_patiently,
-    fetch_end_offsets,
-    fetch_stable_ends,
-    get_admin,
-)
+from headrace.infra.kafka.clients import Connection, KafkaRefused, build_cluster_key, call_patiently, get_admin
 from headrace.infra.kafka.cluster_entry import ENTRIES
+from headrace.infra.kafka.topic_offsets import SETTLING_S, fetch_end_offsets, fetch_stable_ends
 
 FIRST_ANSWER_S = 1.0
 
@@ -35,10 +27,11 @@ def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: fl
 
     Raises KafkaAway after `patience_s`, and NotLetIn at once if the cluster has never accepted this client.
     """
-    admin, cluster = get_admin(connection), build_cluster_key(connection)
+    cluster = build_cluster_key(connection)
     waits = Backoff(FIRST_ANSWER_S, longest_answer_s)
 
     def ask() -> ClusterMetadata:
+        admin = get_admin(connection)
         try:
             found = admin.list_topics(timeout=longest_answer_s if ENTRIES.has_entered(cluster) else waits.next_s())
         except KafkaException:

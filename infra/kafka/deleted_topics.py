@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 import structlog
 from confluent_kafka import KafkaException
 
-from headrace.infra.kafka.clients import Connection, KafkaRefused, get_admin
+from headrace.infra.kafka.clients import Connection, KafkaRefused, forget_admins, get_admin
 
 log = structlog.get_logger()
 
@@ -88,6 +88,7 @@ class TopicWatch(threading.Thread):
         try:
             return get_admin(self._connection).list_topics(timeout=ANSWER_S).topics  # naming one might recreate it
         except KafkaException:
+            forget_admins()
             return None
 
 

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from headrace.infra.kafka.clients import (
-    AWAY_ERRORS,
-    Connection,
-    fetch_partition_count,
-    get_admin,
-    open_consumer,
-    translate_kafka_errors,
-)
+from headrace.infra.kafka.clients import AWAY_ERRORS, Connection, get_admin, open_consumer, translate_kafka_errors
+from headrace.infra.kafka.topic_offsets import fetch_partition_count
 
 REQUEST_S = 10.0
 COORDINATOR_ASK_S = 0.5

@@ -13,8 +13,9 @@ import time
 from collections.abc import Mapping
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, fetch_end_offsets, fetch_stable_ends
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused
 from headrace.infra.kafka.cluster_topics import list_partitions
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets, fetch_stable_ends
 from headrace.infra.kafka.topic_reader import PartitionId
 
 QUIET_S = 20.0

@@ -11,15 +11,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.inflection import inflect
-from headrace.infra.kafka.clients import (
-    Connection,
-    KafkaAway,
-    KafkaRefused,
-    fetch_partition_count,
-    get_admin,
-    translate_kafka_errors,
-)
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, get_admin, translate_kafka_errors
 from headrace.infra.kafka.cluster_topics import fetch_topics
+from headrace.infra.kafka.topic_offsets import fetch_partition_count
 from headrace.schemas.topics import TopicSpec
 
 log = structlog.get_logger()

@@ -10,21 +10,19 @@ from typing import Self
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import (
     AWAY_ERRORS,
-    SETTLING_S,
     Connection,
     KafkaAway,
     LogTruncated,
     Message,
-    fetch_begin_offsets,
-    fetch_end_offsets,
-    fetch_partition_count,
     message_of,
     open_consumer,
     translate_error,
     translate_kafka_errors,
 )
+from headrace.infra.kafka.topic_offsets import SETTLING_S, fetch_begin_offsets, fetch_end_offsets, fetch_partition_count
 
 log = structlog.get_logger()
 
@@ -56,9 +54,14 @@ class TopicReader:
         self.positions = dict(positions)
         self._ended: set[PartitionId] = set()
         """Partitions whose end a fetch has reached."""
-        self._topics = ", ".join(sorted({topic for topic, _ in self.positions}))
-        run = self._topics.partition(".")[0]
-        self._consumer = open_consumer(connection, name, run=run, enable_partition_eof=True)
+        names = sorted({topic for topic, _ in self.positions})
+        self._topics, self._name = ", ".join(names), name
+        self._open(next(iter(names), ""))
+
+    def _open(self, topic: str) -> None:
+        run = topic.partition(".")[0]
+        self._consumer = open_consumer(self.connection, self._name, run=run, enable_partition_eof=True)
+        self._contact = BrokerContact(self._consumer, self.connection, topic)
         self._assign()
 
     def _assign(self) -> None:
@@ -100,6 +103,12 @@ class TopicReader:
                 raise translate_error(KafkaException(error), f"reading {raw.topic() or self._topics}")
         if outside:
             self._reenter(outside)
+        if found:
+            self._contact.note_answer()
+        elif self._contact.has_lost_brokers():
+            log.warning("kafka.client_lost", topics=self._topics, why="it knows no broker; a new client reads on")
+            self._consumer.close()
+            self._open(self._topics.partition(", ")[0])
         return found
 
     def _reenter(self, outside: set[PartitionId]) -> None:

@@ -12,12 +12,13 @@ from operator import itemgetter
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as RawMessage
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import HeadraceError, Unavailable
 from headrace.infra.failpoints import reach
+from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import (
     AWAY_ERRORS,
     REFUSED,
@@ -132,6 +133,7 @@ class TransactionalWriter:
         self._producer = open_transactional_producer(connection, transactional_id)
         self._open = False
         self._begun_at = math.inf
+        self._contact = BrokerContact(self._producer, connection)
         self._ends = TransactionEnds(connection, transactional_id)
         self._failure: tuple[KafkaError, Outgoing] | None = None
         """The first undelivered record of the transaction, and why."""
@@ -234,7 +236,7 @@ class TransactionalWriter:
         """Wait until every record has its offset. Called before sending offsets, it saves 100 ms of back-off."""
         try:
             while self._guard(lambda: self._producer.flush(CALL_S), "delivering records"):
-                log.info("kafka.waiting", doing="flushing a transaction", transactional_id=self.transactional_id)
+                self._wait_for_kafka("delivering records", "no acknowledgement yet")
         except SystemError as error:  # confluent-kafka 2.16 breaks off at a fatal error
             self._raise_fatal(error, "delivering records")
         if self._failure is not None:
@@ -257,6 +259,7 @@ class TransactionalWriter:
         self._guard(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
         self._open = False
         self._ends.note_commit()
+        self._contact.note_answer()
         reach(f"{self.component}.committed")
 
     def abort(self) -> None:
@@ -305,10 +308,19 @@ class TransactionalWriter:
                     raise self._fenced_error(error, doing) from error
                 if not (cause.retriable() or cause.code() in AWAY_ERRORS):
                     raise translate_error(error, doing) from error
-                log.info("kafka.waiting", doing=doing, error=cause.str(), transactional_id=self.transactional_id)
-                time.sleep(backoff.next_s())
+                self._wait_for_kafka(doing, cause.str(), backoff.next_s())
             finally:
                 self._called_at = math.inf
+
+    def _wait_for_kafka(self, doing: str, why: str, pause_s: float = 0.0) -> None:
+        """Log that a call is repeated, and wait before it. Raises MustRestart if the producer has lost every broker."""
+        log.info("kafka.waiting", doing=doing, error=why, transactional_id=self.transactional_id)
+        try:
+            self._contact.refuse_loss(is_answered=False, doing=doing)
+        except MustRestart:
+            self._open = False  # nothing can abort it now but the successor
+            raise
+        time.sleep(pause_s)
 
     def _raise_fatal(self, error: Exception, doing: str) -> NoReturn:
         """Raise the client's fatal error, which only its next call reports."""
@@ -349,26 +361,27 @@ class TransactionalWriter:
         except KafkaRefused:
             raise
         except HeadraceError as error:
-            if not self._wait_for_topic(record):
+            if not _wait_for_topic(self._producer, record):
                 raise KafkaRefused(f"{doing}: {describe_deleted(_partition_of(record), GONE_S)}") from error
             raise
 
-    def _wait_for_topic(self, record: Outgoing) -> bool:
-        """Wait at most GONE_S for the topic of a record while Kafka answers; return False if it stays missing."""
-        begun, said = time.monotonic(), False
-        while True:
-            try:
-                topics = self._producer.list_topics(timeout=CALL_S).topics  # a request by name might recreate it
-            except KafkaException:
-                return True
-            if record.topic in topics and (record.partition < 0 or record.partition in topics[record.topic].partitions):
-                return True
-            if not said:
-                said = True
-                log.warning("topic.gone", topic=record.topic, partition=record.partition, patience_s=GONE_S)
-            if time.monotonic() - begun >= GONE_S:
-                return False
-            time.sleep(TOPIC_LOOK_EVERY_S)
+
+def _wait_for_topic(producer: Producer, record: Outgoing) -> bool:
+    """Wait at most GONE_S for the topic of a record while Kafka answers; return False if it stays missing."""
+    begun, said = time.monotonic(), False
+    while True:
+        try:
+            topics = producer.list_topics(timeout=CALL_S).topics  # a request by name might recreate it
+        except KafkaException:
+            return True
+        if record.topic in topics and (record.partition < 0 or record.partition in topics[record.topic].partitions):
+            return True
+        if not said:
+            said = True
+            log.warning("topic.gone", topic=record.topic, partition=record.partition, patience_s=GONE_S)
+        if time.monotonic() - begun >= GONE_S:
+            return False
+        time.sleep(TOPIC_LOOK_EVERY_S)
 
 
 def _partition_of(record: Outgoing) -> str:

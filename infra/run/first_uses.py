@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from headrace.infra.kafka.clients import Connection, Message, fetch_begin_offsets
+from headrace.infra.kafka.clients import Connection, Message
+from headrace.infra.kafka.topic_offsets import fetch_begin_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, read_range
 from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.records import CuratedGroup

@@ -24,6 +24,7 @@ from typing import Any
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import (
     KafkaRefused,
     Message,
@@ -99,6 +100,7 @@ class GroupConsumer:
         """Partitions whose snapshots are in the current transaction."""
         self._metadata: Any = None
         self._consumer: Consumer = open_consumer(membership.connection, membership.component, membership.group)
+        self._contact = BrokerContact(self._consumer, membership.connection, membership.topics[0])
         self._consumer.subscribe(
             list(membership.topics),
             on_assign=self._on_assign,
@@ -184,9 +186,11 @@ class GroupConsumer:
         if len(raw) < most and not self._left and self._restore is None:
             with watch.measure("wait"):
                 raw += self._consumer.consume(most - len(raw), CONSUMER_TURN_S)
+        doing = f"reading {', '.join(self.membership.topics)}"
+        self._contact.refuse_loss(is_answered=bool(raw), doing=doing)
         self._metadata = self._consumer.consumer_group_metadata()
         self._continue_restore()
-        found = take_good_messages(raw, f"reading {', '.join(self.membership.topics)}")
+        found = take_good_messages(raw, doing)
         left, self._left = self._left, []
         messages = [m for m in (*left, *found) if (m.topic, m.partition) in self._held]
         if behind := {(m.topic, m.partition) for m in messages if m.offset < self._held[m.topic, m.partition].position}:

@@ -17,16 +17,10 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.advertised import refuse_unreachable
-from headrace.infra.kafka.clients import (
-    Connection,
-    KafkaAway,
-    KafkaRefused,
-    Message,
-    RunAddress,
-    fetch_end_offsets,
-)
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, Message, RunAddress
 from headrace.infra.kafka.cluster_topics import NotLetIn, fetch_topics
 from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, read_all, read_range
 from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.recipe.plug_in_sources import newest_sources

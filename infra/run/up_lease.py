@@ -17,6 +17,7 @@ from typing import Any, Self
 import structlog
 from confluent_kafka import Consumer, TopicPartition
 
+from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import RunAddress, call_patiently, get_admin, open_consumer
 from headrace.infra.kafka.group_offsets import await_coordinator
 from headrace.schemas.ids import now_ms
@@ -95,11 +96,14 @@ class UpLease:
     def _be_member(self, address: RunAddress, group: str) -> None:
         connection = address.connection  # whose settings may hold an id for all clients, and win over ours
         as_holder = replace(connection, client={**connection.client, "client.id": self._id})
-        consumer = open_consumer(as_holder, "up", group)
-        consumer.subscribe([Topics(address.run).recipe], on_assign=_read_nothing)
+        topic = Topics(address.run).recipe
         while not self._leaving.is_set():
-            consumer.poll(PAUSE_S)  # returns its errors, which pass with time, or are told to the components too
-        consumer.close()
+            consumer = open_consumer(as_holder, "up", group)
+            consumer.subscribe([topic], on_assign=_read_nothing)
+            contact = BrokerContact(consumer, as_holder, topic)
+            while not self._leaving.is_set() and not contact.has_lost_brokers():
+                consumer.poll(PAUSE_S)  # returns its errors, which pass with time, or are told to the components too
+            consumer.close()
 
 
 def _read_nothing(consumer: Consumer, partitions: list[TopicPartition]) -> None:

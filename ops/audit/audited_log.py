@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from headrace.infra.kafka.clients import Message, fetch_end_offsets
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, find_start_positions, name_offset, read_all
 from headrace.infra.run.retired import Retired, read_retired
 from headrace.infra.run.run import Run, read_revision

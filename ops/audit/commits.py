@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from headrace.infra.kafka.clients import Message, fetch_begin_offsets, fetch_end_offsets
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.group_offsets import Commit, fetch_commits
+from headrace.infra.kafka.topic_offsets import fetch_begin_offsets, fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, find_start_positions, name_offset, name_partition
 from headrace.infra.run.run import Run
 from headrace.schemas import codec

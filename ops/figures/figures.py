@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from headrace.infra.kafka.clients import Message, fetch_end_offsets
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.group_offsets import fetch_committed_offsets
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions, read_all
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run

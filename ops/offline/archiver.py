@@ -16,14 +16,9 @@ from headrace.infra.archive.manifest import ArchivedObject
 from headrace.infra.archive.reading import Archive
 from headrace.infra.archive.writing import ArchiveWriter
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.kafka.clients import (
-    TAIL_IS_LOST,
-    KafkaRefused,
-    LogTruncated,
-    fetch_begin_offsets,
-    fetch_end_offsets,
-)
+from headrace.infra.kafka.clients import TAIL_IS_LOST, KafkaRefused, LogTruncated
 from headrace.infra.kafka.topic_admin import fetch_topic_ids
+from headrace.infra.kafka.topic_offsets import fetch_begin_offsets, fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions, refuse_lost_tail
 from headrace.infra.progress import open_progress
 from headrace.infra.run.run import STORE_NAME, Run

@@ -22,10 +22,11 @@ from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.embedded.servers import await_leaders
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Connection, Message, Outgoing, fetch_end_offsets
+from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.dead_letters import TAKEN, VERDICT_HEADER
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
 from headrace.infra.kafka.transactions import TransactionalWriter, split_into_transactions
 from headrace.infra.progress import open_progress

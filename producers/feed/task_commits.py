@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import fetch_end_offsets
 from headrace.infra.kafka.group_offsets import delete_before, fetch_commits, fetch_committed_offsets
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, read_range
 from headrace.infra.run.run import Run
 from headrace.producers.feed.evaluator_progress import EvaluatorProgress, read_progress

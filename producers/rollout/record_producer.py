@@ -14,6 +14,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as RawMessage
 
+from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaRefused,
@@ -45,6 +46,7 @@ class RecordProducer:
 
     def __init__(self, connection: Connection, name: str, watch: Stopwatch) -> None:
         self._producer = open_producer(connection, name, message_timeout_ms=0)
+        self._contact = BrokerContact(self._producer, connection)
         self._watch = watch
         self._lost: deque[tuple[Outgoing, OnDelivery]] = deque()
         """Records reported as delivered that may be lost; the thread sends them again."""
@@ -53,13 +55,17 @@ class RecordProducer:
         self._thread.start()
 
     def _poll_until_closed(self) -> None:
-        """Take in acknowledgements; after a fatal error there are none, so the process ends.
+        """Take in acknowledgements; if there can be none any more, the process ends.
 
         Nothing is lost: tasks without acknowledged groups are not committed, and are played again.
         """
         while not self._stop.is_set():
-            self._serve(lambda: self._producer.poll(DELIVERY_POLL_S))
+            is_answered = self._serve(lambda: self._producer.poll(DELIVERY_POLL_S)) > 0
             self._send_again()
+            if is_answered or len(self._producer) == 0:
+                self._contact.note_answer()
+            elif self._contact.has_lost_brokers():
+                self._end("it has lost every broker, although Kafka can be reached")
 
     def _serve(self, call: Callable[[], int]) -> int:
         """Call the client; end the process if it meets a fatal error, which it reports to one thread only."""
@@ -71,10 +77,14 @@ class RecordProducer:
             reason = str(error)
         else:
             return left
+        self._end(reason)
+        return 0
+
+    @staticmethod
+    def _end(reason: str) -> None:
         why = f"the Kafka client can send no more ({reason}): this process ends, and must be started again"
         log.error("producer.failed", why=why)
         end_process(why)
-        return 0
 
     def post(self, record: Outgoing) -> Future[None]:
         """Enqueue a record; the future ends with its acknowledgement or with KafkaRefused.

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import structlog
 
-from headrace.infra.kafka.clients import Message, fetch_end_offsets
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import read_own
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all, read_range
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, read_revision

@@ -18,6 +18,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.failpoints import reach
+from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import (
     AWAY_ERRORS,
     Connection,
@@ -97,6 +98,7 @@ class TaskIntake(threading.Thread):
         self._consumer: Consumer = open_consumer(
             member.connection, member.name, member.group, group_remote_assignor="range"
         )
+        self._contact = BrokerContact(self._consumer, member.connection, member.topics[0])
 
     # ------------------------------------------------------------------------------------------ the other threads
 
@@ -240,7 +242,9 @@ class TaskIntake(threading.Thread):
             with self.watch.measure("wait"):
                 one = self._consumer.poll(INTAKE_TURN_S)
             raw = [one] if one is not None else []
-        for message in take_good_messages(raw, f"reading {', '.join(self._member.topics)}"):
+        doing = f"reading {', '.join(self._member.topics)}"
+        self._contact.refuse_loss(is_answered=bool(raw), doing=doing)
+        for message in take_good_messages(raw, doing):
             if self.owned.receive(message):
                 self._receive(message)
 

@@ -226,7 +226,7 @@ class Drive:
         def settled() -> bool:
             if condition():
                 return True
-            if self.progress.version >= self._steps:
+            if self.progress.version >= self._steps or self.launched.ended() == 0:
                 raise RunOver
             if self.launched.ended() is not None:
                 raise NotInTime(f"`headrace up` ended with {self.launched.ended()} while waiting: {what}")

@@ -15,7 +15,8 @@ from confluent_kafka import TopicPartition
 from made_run import make_run, tiny_recipe
 from said import say
 
-from headrace.infra.kafka.clients import Outgoing, fetch_end_offsets, open_consumer
+from headrace.infra.kafka.clients import Outgoing, open_consumer
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.run.run import Run, read_revisions
 from headrace.infra.store.object_store import ObjectStore

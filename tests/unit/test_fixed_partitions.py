@@ -41,7 +41,7 @@ def run_of(*recipes: Recipe) -> Run:
 
 
 def having(monkeypatch: pytest.MonkeyPatch, partitions: int) -> None:
-    monkeypatch.setattr("headrace.infra.kafka.clients.get_admin", lambda _: Listing(partitions))
+    monkeypatch.setattr("headrace.infra.kafka.topic_offsets.get_admin", lambda _: Listing(partitions))
 
 
 class Listing:

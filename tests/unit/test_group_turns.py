@@ -6,8 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
+from headrace.infra.kafka import broker_contact
 from headrace.infra.kafka.clients import Connection, Message
+from headrace.infra.process.signals import MustRestart
 from headrace.infra.run import group_consumer
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.group_restore import Membership, Restored
@@ -25,6 +28,9 @@ class Counting:
     def handle(self, _message: Message) -> list[Any]:
         self.count += 1
         return []
+
+
+ANSWER = SimpleNamespace(brokers={1: "a broker"})
 
 
 @pytest.mark.parametrize(("each_s", "turns"), [(0.1, [6]), (1.2, [2, 2, 2]), (5.0, [1] * 6)])
@@ -46,7 +52,12 @@ def test_a_slow_algorithm_costs_short_turns_and_the_committed_offset_always_move
         del messages[:most]
         return taken
 
-    kafka = SimpleNamespace(subscribe=lambda *_, **__: None, consume=consume, consumer_group_metadata=lambda: None)
+    kafka = SimpleNamespace(
+        subscribe=lambda *_, **__: None,
+        consume=consume,
+        consumer_group_metadata=lambda: None,
+        list_topics=lambda *_, **__: None,
+    )
     monkeypatch.setattr(group_consumer, "open_consumer", lambda *_: kafka)
     monkeypatch.setattr(group_consumer, "take_good_messages", lambda raw, _doing: raw)
     monkeypatch.setattr(group_consumer.time, "monotonic", lambda: now_s)
@@ -62,3 +73,22 @@ def test_a_slow_algorithm_costs_short_turns_and_the_committed_offset_always_move
         lengths.append(position.offset - committed)
         committed = position.offset
     assert lengths == turns
+
+
+def test_a_member_whose_client_has_lost_every_broker_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(*_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    kafka = SimpleNamespace(
+        subscribe=lambda *_, **__: None,
+        consume=lambda *_: [],
+        consumer_group_metadata=lambda: None,
+        list_topics=find_none,
+    )
+    monkeypatch.setattr(group_consumer, "open_consumer", lambda *_: kafka)
+    monkeypatch.setattr(broker_contact, "get_admin", lambda _: SimpleNamespace(list_topics=lambda **_: ANSWER))
+    monkeypatch.setattr(broker_contact, "LOOK_EVERY_S", 0.0)
+    member = GroupConsumer(Membership(Connection("k:1"), "curate.p", "r", "g", ("in",), "state"), lambda _: Counting())
+    member.poll(Stopwatch())
+    with pytest.raises(MustRestart, match="reading in: the Kafka client has lost every broker"):
+        member.poll(Stopwatch())

@@ -10,19 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra.kafka import clients as kafka
-from headrace.infra.kafka import cluster_topics
-from headrace.infra.kafka.clients import (
-    Connection,
-    KafkaAway,
-    KafkaRefused,
-    RunAddress,
-    fetch_end_offsets,
-    fetch_partition_count,
-    open_producer,
-    translate_error,
-)
+from headrace.infra.kafka import cluster_topics, topic_offsets
+from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, RunAddress, open_producer, translate_error
 from headrace.infra.kafka.cluster_topics import NotLetIn
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets, fetch_partition_count
 from headrace.infra.kafka.topic_reader import describe_behind
 from headrace.infra.process.signals import StopRequested
 from headrace.infra.run import run
@@ -32,7 +23,7 @@ CONNECTION = Connection("127.0.0.1:1")
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
-    monkeypatch.setattr(kafka, "get_admin", lambda _connection: SimpleNamespace(**answers))
+    monkeypatch.setattr(topic_offsets, "get_admin", lambda _connection: SimpleNamespace(**answers))
 
 
 def test_a_topic_without_partitions_is_a_broker_that_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:

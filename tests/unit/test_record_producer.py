@@ -36,6 +36,9 @@ class Refusing:
     def purge(self) -> None:
         pass
 
+    def __len__(self) -> int:
+        return 0
+
 
 def test_a_record_that_is_refused_comes_back_with_the_reason_and_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: Refusing())
@@ -111,3 +114,24 @@ def test_a_lost_record_whose_topic_is_away_for_a_moment_is_sent_later(monkeypatc
     producer.post(Outgoing("t", b"tiny")).result(PATIENCE_S)
     producer.close()
     assert losing.sent == 3
+
+
+def test_a_process_whose_client_has_lost_every_broker_ends_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Waiting(Refusing):
+        def __len__(self) -> int:
+            return 1
+
+    contact = SimpleNamespace(note_answer=pytest.fail, has_lost_brokers=lambda: True)
+    monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: Waiting())
+    monkeypatch.setattr(record_producer, "BrokerContact", lambda *_: contact)
+    monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "end"))
+    exits: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(os, "_exit", exits.put)
+    producer = RecordProducer(Connection("nowhere:1"), "worker", Stopwatch())
+    assert exits.get(timeout=PATIENCE_S) == os.EX_TEMPFAIL
+    producer.close()
+    reported = read_end(tmp_path / "end")
+    assert reported is not None
+    assert "it has lost every broker, although Kafka can be reached" in reported.lines[0]

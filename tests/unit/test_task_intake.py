@@ -6,16 +6,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from headrace.infra.kafka import broker_contact
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.process.signals import MustRestart
 from headrace.producers.rollout import task_intake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation, Slots
@@ -314,3 +317,22 @@ def test_a_dead_broker_holds_nobody_up_who_leaves() -> None:
     assert (intake.error, closed) == (None, []), "the commit still hangs in it"
     assert [line["why"] for line in logs if line["event"] == "commit.lost"] == ["no answer from Kafka within 0 s"] * 2
     assert (TOPIC, 0) not in intake.owned
+
+
+def test_an_intake_whose_client_has_lost_every_broker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(Consumer):
+        def consume(self, most: int, _timeout_s: float) -> list[Raw]:
+            return []
+
+        def list_topics(self, *_: object, **__: object) -> None:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    answer = SimpleNamespace(brokers={1: "a broker"})
+    monkeypatch.setattr(task_intake, "open_consumer", lambda *_, **__: Lost(Broker({})))
+    monkeypatch.setattr(broker_contact, "get_admin", lambda _: SimpleNamespace(list_topics=lambda **_: answer))
+    monkeypatch.setattr(broker_contact, "LOOK_EVERY_S", 0.0)
+    member = Subscription(Connection("k:1"), "w", "g", (TOPIC,), "r")
+    intake = TaskIntake(member, cast(Any, None), lambda _: None, lambda _: None, Pauses())
+    intake.run()
+    assert isinstance(intake.error, MustRestart)
+    assert "the Kafka client has lost every broker" in str(intake.error)

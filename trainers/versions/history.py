@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from headrace.infra.kafka.clients import Message, fetch_end_offsets
+from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import read_record
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import (
     PartitionId,
     TopicReader,

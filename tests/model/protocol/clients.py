@@ -278,13 +278,29 @@ class Admin:
         return {}
 
 
+class Contact:
+    """No client of the model loses its brokers; what a contact remembers would only multiply the states."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def note_answer(self) -> None:
+        pass
+
+    def has_lost_brokers(self) -> bool:
+        return False
+
+    def refuse_loss(self, **_: object) -> None:
+        pass
+
+
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the client's own gap
 
 
 def offsets(
     _cluster: object, partitions: list[PartitionId], spec: OffsetSpec, isolation: IsolationLevel
 ) -> dict[PartitionId, int]:
-    """Stand in for `clients._offsets`: ends, also of what is committed, or beginnings."""
+    """Stand in for `topic_offsets._fetch_offsets`: ends, also of what is committed, or beginnings."""
     broker = STAGE.broker
     if isolation == IsolationLevel.READ_COMMITTED:
         return {partition_id: broker.stable(partition_id) for partition_id in partitions}

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from headrace.infra.kafka import clients, cluster_topics, group_offsets, run_loop, topic_reader
+from headrace.infra.kafka import clients, cluster_topics, group_offsets, run_loop, topic_offsets, topic_reader
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run import revisions
+from headrace.infra.run import group_consumer, revisions
 from headrace.ops import swap
 from headrace.producers.rollout import task_intake
 from headrace.schemas import codec, ids
@@ -22,7 +22,7 @@ from headrace.trainers import start, trainer
 from headrace.trainers.versions import resume
 from protocol import commands, learner
 from protocol.broker import STAGE, Cluster, now
-from protocol.clients import Admin, Consumer, follow, offsets
+from protocol.clients import Admin, Consumer, Contact, follow, offsets
 from protocol.trainer import Intake, Metrics, ModelScheduler, begin
 
 __all__ = ["STAGE", "Cluster", "in_place"]
@@ -61,10 +61,13 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     # the log
     patch.setattr(clients, "Consumer", Consumer)
     patch.setattr(clients, "get_admin", lambda _cluster: Admin())
+    patch.setattr(topic_offsets, "get_admin", lambda _cluster: Admin())
+    for module in (topic_reader, group_consumer, task_intake):
+        patch.setattr(module, "BrokerContact", Contact)
     patch.setattr(group_offsets, "get_admin", lambda _cluster: Admin())
     patch.setattr(cluster_topics, "get_admin", lambda _cluster: Admin())
     patch.setattr(cluster_topics, "build_cluster_key", lambda _cluster: "model")
-    patch.setattr(clients, "_fetch_offsets", offsets)
+    patch.setattr(topic_offsets, "_fetch_offsets", offsets)
     patch.setattr(topic_reader.TopicReader, "_read_while", follow)
     patch.setattr(topic_reader, "SETTLING_S", -1.0)
     patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
