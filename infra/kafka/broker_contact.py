@@ -1,8 +1,9 @@
 """Finds a client that has lost every broker, and would stand still for ever.
 
-When the only broker of a cluster stops in good order, it answers for some milliseconds that the cluster has no brokers.
-A client that asks meanwhile forgets every broker. About one in a hundred then never asks the bootstrap servers again,
-and reports nothing (seen with librdkafka 2.16; librdkafka #5301 and #5606). Only a new client goes on.
+When the only broker of a cluster stops in good order, or continues after a freeze, it answers for some milliseconds
+that the cluster has no brokers. A client that asks meanwhile forgets every broker. About one in fifty of those then
+never asks the bootstrap servers again, and reports nothing (seen with librdkafka 2.16; librdkafka #5301 and #5606).
+Only a new client goes on.
 """
 
 from __future__ import annotations
@@ -58,14 +59,19 @@ class BrokerContact:
         self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._missed >= LOST_AFTER
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the last look found no broker."""
+        return self._missed > 0
+
     def refuse_loss(self, *, is_answered: bool, doing: str) -> None:
         """Take in whether the client got something. Raises MustRestart if it has lost every broker."""
         if is_answered:
             self.note_answer()
         elif self.has_lost_brokers():
             raise MustRestart(
-                f"{doing}: the Kafka client has lost every broker, although Kafka can be reached; the component goes "
-                "on with a new client"
+                f"{doing}: the Kafka client has lost every broker, although Kafka can be reached, and does not find "
+                "one again. A component starts again by itself; give a command again"
             )
 
     def _is_without_broker(self) -> bool:
@@ -80,5 +86,5 @@ class BrokerContact:
         try:
             return bool(get_admin(self._connection).list_topics(timeout=ASK_S).brokers)
         except KafkaException:
-            forget_admins()  # it may be the one that has lost its brokers
+            forget_admins()  # that one may have lost its brokers too
             return False

@@ -363,9 +363,11 @@ def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
     return found
 
 
-_admins: dict[str, AdminClient] = {}
+ADMIN_GRACE_S = 20.0
+_admins: dict[str, tuple[AdminClient, float]] = {}
+"""By cluster: its client, and when it was made."""
 _former_admins: deque[AdminClient] = deque(maxlen=4)
-"""Kept a while for callers that still wait for their answers: without references it would lose them."""
+"""Kept a while for callers that still wait: without references a client loses its answers."""
 
 
 def get_admin(connection: Connection) -> AdminClient:
@@ -376,14 +378,19 @@ def get_admin(connection: Connection) -> AdminClient:
     """
     cluster = build_cluster_key(connection)
     if (found := _admins.get(cluster)) is None:
-        found = _admins[cluster] = AdminClient(connection.config())
-    return found
+        found = _admins[cluster] = AdminClient(connection.config()), time.monotonic()
+    return found[0]
 
 
 def forget_admins() -> None:
-    """Let the next requests use new admin clients: one that finds no broker may never find one again."""
-    _former_admins.extend(list(_admins.values()))
-    _admins.clear()
+    """Let the next requests use new admin clients: one that finds no broker may never find one again.
+
+    Called after a request without an answer. A client that is younger than ADMIN_GRACE_S stays, because its first
+    answer may take long.
+    """
+    for cluster, (_, made_at) in list(_admins.items()):
+        if time.monotonic() - made_at > ADMIN_GRACE_S and (former := _admins.pop(cluster, None)) is not None:
+            _former_admins.append(former[0])
 
 
 def build_cluster_key(connection: Connection) -> str:

@@ -95,8 +95,8 @@ def look_at_cluster(
     brokers = look_at_advertised(connection)
     if any(broker.error for broker in brokers):  # every further request would wait for it
         return SeenCluster(connection.bootstrap, brokers)
-    look = _Look(connection)
     listed = fetch_topics(connection, REQUEST_S)
+    look = _Look(connection)
     broker = str(next(iter(listed.brokers), 0))
     own = [spec.name for spec in topics if spec.name in listed.topics]
     missing = [spec for spec in topics if spec.name not in listed.topics]

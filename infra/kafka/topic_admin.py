@@ -34,8 +34,8 @@ def ensure_topics(connection: Connection, specs: Iterable[TopicSpec], replicatio
     second copy of a number would bypass the dedupe that saw the first.
     """
     wanted = {spec.name: spec for spec in specs}
-    admin = get_admin(connection)
     found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
+    admin = get_admin(connection)
     missing = [spec for name, spec in wanted.items() if name not in found]
     counts = [
         _describe_count(name, len(found[name].partitions), spec.partitions)
@@ -104,8 +104,8 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
 
 def delete_topics(connection: Connection, names: Iterable[str]) -> None:
     """Delete existing topics among these. Raises KafkaAway or KafkaRefused."""
-    admin = get_admin(connection)
     found = fetch_topics(connection, TOPICS_PATIENCE_S).topics
+    admin = get_admin(connection)
     there = [name for name in names if name in found]
     if not there:
         return

@@ -133,10 +133,13 @@ class GroupConsumer:
         """Return committed offsets with their metadata; wait for pending transactions."""
         asked = [TopicPartition(*partition_id) for partition_id in partition_ids]
         doing = f"asking for committed offsets of group {self.membership.group}"
+
+        def ask() -> list[TopicPartition]:
+            self._contact.refuse_loss(is_answered=False, doing=doing)
+            return refuse_errors(self._consumer.committed(asked, timeout=10))
+
         try:
-            found: list[TopicPartition] = call_patiently(
-                lambda: refuse_errors(self._consumer.committed(asked, timeout=10)), doing, REBALANCE_S
-            )
+            found: list[TopicPartition] = call_patiently(ask, doing, REBALANCE_S)
         except KafkaRefused as error:
             if isinstance(error.__cause__, KafkaException) and error.__cause__.args[0].code() in MEMBERSHIP_MOVES:
                 raise MustRestart(f"{error}; the component joins the group anew") from error

@@ -273,6 +273,8 @@ class TaskIntake(threading.Thread):
         dirty = self.owned.list_changed()
         if not dirty or not (self._starting or time.monotonic() >= self._commit_due):
             return not self._starting
+        if self._contact.is_in_doubt:  # the commit of a client without a broker waits for its session timeout
+            return False
         try:
             with self.watch.measure("commit"):
                 self._commit_partitions(dirty)

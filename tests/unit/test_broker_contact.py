@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra.kafka import broker_contact, topic_reader, transactions
+from headrace.infra.kafka import broker_contact, clients, topic_reader, transactions
 from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import Connection, Outgoing, forget_admins, get_admin, translate_error
 from headrace.infra.kafka.topic_reader import TopicReader
@@ -87,10 +87,15 @@ def test_a_broker_that_is_slow_or_frozen_is_not_lost(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_cluster_that_nobody_reaches_is_waited_for(client: Client, other: Client) -> None:
+def test_a_cluster_that_nobody_reaches_is_waited_for(
+    client: Client, other: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[bool] = []
+    monkeypatch.setattr(broker_contact, "forget_admins", lambda: forgotten.append(True))
     contact = BrokerContact(client, NOWHERE)
     client.fault = other.fault = NO_BROKER
     assert not any(contact.has_lost_brokers() for _ in range(5))
+    assert len(forgotten) == 5, "the other may have lost its brokers too"
 
 
 @pytest.mark.usefixtures("other")
@@ -103,11 +108,18 @@ def test_a_client_that_gets_answers_is_not_looked_at(client: Client, clock: Simp
     assert client.looks == 0
 
 
-def test_an_error_of_a_broker_that_is_away_also_replaces_the_admin_client() -> None:
-    before = get_admin(NOWHERE)
-    assert get_admin(NOWHERE) is before
+def test_an_admin_client_without_an_answer_is_replaced_once_it_had_time_for_its_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = Connection("nowhere:2")
+    before = get_admin(connection)
     translate_error(NO_ANSWER, "asking")
-    assert get_admin(NOWHERE) is not before
+    assert get_admin(connection) is before
+    monkeypatch.setattr(clients, "ADMIN_GRACE_S", -1.0)
+    translate_error(KafkaException(KafkaError(KafkaError.NOT_COORDINATOR)), "asking")
+    assert get_admin(connection) is before
+    translate_error(NO_ANSWER, "asking")
+    assert get_admin(connection) is not before
     forget_admins()
 
 

@@ -75,7 +75,10 @@ def test_a_slow_algorithm_costs_short_turns_and_the_committed_offset_always_move
     assert lengths == turns
 
 
-def test_a_member_whose_client_has_lost_every_broker_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def lost_member(monkeypatch: pytest.MonkeyPatch) -> GroupConsumer:
+    """A member whose client knows no broker, while other clients do."""
+
     def find_none(*_: object, **__: object) -> None:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
@@ -84,11 +87,24 @@ def test_a_member_whose_client_has_lost_every_broker_starts_again(monkeypatch: p
         consume=lambda *_: [],
         consumer_group_metadata=lambda: None,
         list_topics=find_none,
+        committed=find_none,
     )
     monkeypatch.setattr(group_consumer, "open_consumer", lambda *_: kafka)
     monkeypatch.setattr(broker_contact, "get_admin", lambda _: SimpleNamespace(list_topics=lambda **_: ANSWER))
     monkeypatch.setattr(broker_contact, "LOOK_EVERY_S", 0.0)
-    member = GroupConsumer(Membership(Connection("k:1"), "curate.p", "r", "g", ("in",), "state"), lambda _: Counting())
-    member.poll(Stopwatch())
+    return GroupConsumer(Membership(Connection("k:1"), "curate.p", "r", "g", ("in",), "state"), lambda _: Counting())
+
+
+def test_a_member_whose_client_has_lost_every_broker_starts_again(lost_member: GroupConsumer) -> None:
+    lost_member.poll(Stopwatch())
     with pytest.raises(MustRestart, match="reading in: the Kafka client has lost every broker"):
-        member.poll(Stopwatch())
+        lost_member.poll(Stopwatch())
+
+
+def test_a_member_that_rewinds_without_a_broker_starts_again(
+    lost_member: GroupConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_consumer, "REBALANCE_S", 1.0)
+    lost_member._owned.add(("in", 0))
+    with pytest.raises(MustRestart, match="committed offsets of group g: the Kafka client has lost every broker"):
+        lost_member.rewind()

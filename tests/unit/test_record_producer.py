@@ -135,3 +135,13 @@ def test_a_process_whose_client_has_lost_every_broker_ends_to_be_started_again(
     reported = read_end(tmp_path / "end")
     assert reported is not None
     assert "it has lost every broker, although Kafka can be reached" in reported.lines[0]
+
+
+def test_a_producer_that_waits_for_nothing_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: SimpleQueue[None] = SimpleQueue()
+    contact = SimpleNamespace(note_answer=lambda: noted.put(None), has_lost_brokers=pytest.fail)
+    monkeypatch.setattr(record_producer, "open_producer", lambda *_, **__: Refusing())
+    monkeypatch.setattr(record_producer, "BrokerContact", lambda *_: contact)
+    producer = RecordProducer(Connection("nowhere:1"), "worker", Stopwatch())
+    noted.get(timeout=PATIENCE_S)
+    producer.close()

@@ -333,6 +333,8 @@ def test_an_intake_whose_client_has_lost_every_broker_says_so(monkeypatch: pytes
     monkeypatch.setattr(broker_contact, "LOOK_EVERY_S", 0.0)
     member = Subscription(Connection("k:1"), "w", "g", (TOPIC,), "r")
     intake = TaskIntake(member, cast(Any, None), lambda _: None, lambda _: None, Pauses())
+    monkeypatch.setattr(intake.owned, "list_changed", lambda: [(TOPIC, 0)])
+    monkeypatch.setattr(intake, "_commit_partitions", lambda _: pytest.fail("the commit would wait for a broker"))
     intake.run()
     assert isinstance(intake.error, MustRestart)
     assert "the Kafka client has lost every broker" in str(intake.error)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Connection, RunAddress
@@ -27,6 +29,8 @@ class Group:
         self.asked_for: list[str] = []
         self.lets_in_after = 0
         """Questions for its members before anybody becomes one."""
+        self.is_lost = False
+        """Whether the clients of members have lost every broker."""
 
     def describe_consumer_groups(self, names: list[str], *, request_timeout: float) -> dict[str, Any]:
         assert self.asked_for, "the admin client asks nothing before there is a coordinator"
@@ -58,6 +62,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     monkeypatch.setattr(up_lease, "await_coordinator", lambda *_: made.asked_for.append("coordinator"))
     monkeypatch.setattr(up_lease, "open_consumer", made.open_member)
     monkeypatch.setattr(up_lease, "PAUSE_S", 0.001)
+    monkeypatch.setattr(up_lease, "BrokerContact", lambda *_: SimpleNamespace(has_lost_brokers=lambda: made.is_lost))
     return made
 
 
@@ -119,3 +124,22 @@ def test_a_group_that_lets_nobody_in_is_logged_and_holds_nobody_up(
     with capture_logs() as lines, UpLease(hers) as lease:
         assert lease.take(ADDRESS) == []
     assert [line["event"] for line in lines] == ["lease.not_taken"]
+
+
+def test_a_lease_whose_client_has_lost_every_broker_joins_again(
+    group: Group, hers: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: SimpleQueue[None] = SimpleQueue()
+    open_member = group.open_member
+
+    def note_opening(*given: Any) -> Any:
+        opened.put(None)
+        return open_member(*given)
+
+    monkeypatch.setattr(up_lease, "open_consumer", note_opening)
+    with UpLease(hers) as lease:
+        assert lease.take(ADDRESS) == []
+        opened.get(timeout=PATIENCE_S)
+        group.is_lost = True
+        opened.get(timeout=PATIENCE_S)
+        group.is_lost = False

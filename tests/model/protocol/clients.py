@@ -281,6 +281,8 @@ class Admin:
 class Contact:
     """No client of the model loses its brokers; what a contact remembers would only multiply the states."""
 
+    is_in_doubt = False
+
     def __init__(self, *_: object) -> None:
         pass
 
