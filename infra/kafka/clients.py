@@ -163,8 +163,8 @@ class Connection:
     """Further librdkafka settings, for instance for SASL; they override Headrace's."""
     compression: str = "lz4"
 
-    def config(self, **more: Any) -> dict[str, Any]:
-        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go only to the log.
+    def config(self, on_report: Callable[[KafkaError], None] | None = None, **more: Any) -> dict[str, Any]:
+        """Return librdkafka settings; keys of `more` have underscores for dots. Errors go to the log, and `on_report`.
 
         Debug lines enabled in `client` stay on standard error, because a client that is never polled could not pass
         them on.
@@ -173,7 +173,7 @@ class Connection:
         lines = {} if LINES_ASKED_FOR & self.client.keys() else {"logger": LINES}
         return {
             "bootstrap.servers": self.bootstrap,
-            "error_cb": partial(_log_report, build_cluster_key(self)),
+            "error_cb": partial(_log_report, build_cluster_key(self), on_report),
             "log_level": 0,  # librdkafka still writes a line on a fatal error
             **lines,
             "socket.keepalive.enable": True,
@@ -197,9 +197,11 @@ class RunAddress:
         return f"kafka://{self.connection.bootstrap}/{self.run}"
 
 
-def _log_report(cluster: str, error: KafkaError) -> None:
+def _log_report(cluster: str, on_report: Callable[[KafkaError], None] | None, error: KafkaError) -> None:
     """Log librdkafka's reports outside calls: unreachable brokers, refused credentials."""
     ENTRIES.note_report(cluster, error)
+    if on_report is not None:
+        on_report(error)
     if error.code() in AWAY_ERRORS:
         log.debug("kafka.away", error=error.str())
     else:
@@ -269,11 +271,20 @@ def is_delivered(raw: RawMessage) -> bool:
     return raw.offset() is not None
 
 
-def open_transactional_producer(connection: Connection, transactional_id: str, timeout_s: float = 60) -> Producer:
-    """Return a producer that has taken over the transactional id from any earlier process (KIP-98)."""
+def open_transactional_producer(
+    connection: Connection,
+    transactional_id: str,
+    timeout_s: float = 60,
+    on_report: Callable[[KafkaError], None] | None = None,
+) -> Producer:
+    """Return a producer that has taken over the transactional id from any earlier process (KIP-98).
+
+    `on_report` gets what the client reports outside of calls, during a later call.
+    """
     producer = open_producer(
         connection,
         transactional_id,
+        on_report=on_report,
         transactional_id=transactional_id,
         transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
     )
@@ -290,7 +301,7 @@ def open_consumer(connection: Connection, name: str, group: str = "", *, run: st
     `_AUTO_OFFSET_RESET`. librdkafka asks for a group's coordinator even then, so `run` gives a group name under the
     prefix for which the run's user has rights.
     """
-    protocol = {"group_protocol": "consumer"} if group else {}
+    protocol: dict[str, Any] = {"group_protocol": "consumer"} if group else {}
     return Consumer(
         connection.config(
             client_id=name,

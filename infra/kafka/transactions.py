@@ -130,10 +130,10 @@ class TransactionalWriter:
         self.transactional_id = transactional_id
         self.component = transactional_id.split(".")[1] if "." in transactional_id else transactional_id
         """The component in `<run>.<component>...`, which is the prefix of its failpoints."""
-        self._producer = open_transactional_producer(connection, transactional_id)
+        self._connection = connection
+        self._open_producer()
         self._open = False
         self._begun_at = math.inf
-        self._contact = BrokerContact(self._producer, connection)
         self._ends = TransactionEnds(connection, transactional_id)
         self._failure: tuple[KafkaError, Outgoing] | None = None
         """The first undelivered record of the transaction, and why."""
@@ -145,6 +145,16 @@ class TransactionalWriter:
         except BaseException:
             self.close()
             raise
+
+    def _open_producer(self) -> None:
+        """Open a producer, which fences an earlier one; its open transaction is aborted."""
+        opened = open_transactional_producer(self._connection, self.transactional_id, on_report=self._note_report)
+        self._producer, self._was_away = opened, False
+        self._contact = BrokerContact(opened, self._connection)
+
+    def _note_report(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._was_away = True
 
     def _abort_hanging_transactions(self, partition_ids: list[tuple[str, int]]) -> None:
         """Write to held-back partitions, and abort, so that a hanging transaction there ends as aborted.
@@ -244,7 +254,16 @@ class TransactionalWriter:
         reach(f"{self.component}.produced")
 
     def send_offsets(self, offsets: GroupOffsets) -> None:
-        """Add a consumer group's positions; the broker refuses them if the member's epoch is outdated."""
+        """Add a consumer group's positions; the broker refuses them if the member's epoch is outdated.
+
+        Raises Aborted after Kafka was away, and goes on with a new producer, because the old one might wait for ever:
+        librdkafka (2.10 and later) forgets a broker that is away, but not that it was the group's coordinator
+        (librdkafka #5511, #5456).
+        """
+        if self._was_away:
+            self.abort()  # fails if another process has taken over: it must not be fenced
+            self._open_producer()
+            raise Aborted("sending offsets: Kafka was away, so the transaction was aborted")
         self._ends.note_consumer_offsets()
         self._guard(
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),

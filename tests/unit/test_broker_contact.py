@@ -174,7 +174,7 @@ def test_a_writer_whose_client_has_lost_every_broker_neither_waits_nor_aborts_wi
 
     producer = Producer()
     producer.fault = NO_BROKER
-    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_, **__: producer)
     with closing(TransactionalWriter(NOWHERE, "run.test")) as writer:
         writer.begin()
         writer.produce([Outgoing("t", b"x")])

@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka import transaction_ends, transactions
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
-from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
+from headrace.infra.kafka.transactions import Aborted, GroupOffsets, TransactionalWriter
 from headrace.infra.process.end_report import read_end
 from headrace.infra.process.signals import MustRestart
 
@@ -133,7 +133,7 @@ def aborts(monkeypatch: pytest.MonkeyPatch) -> Aborts:
 
 @pytest.fixture
 def writer(producer: Failing, monkeypatch: pytest.MonkeyPatch) -> Iterator[TransactionalWriter]:
-    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_, **__: producer)
     with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as found:
         yield found
 
@@ -194,7 +194,7 @@ def test_what_a_start_aborts_for_others_is_not_waited_for(
     producer: Failing, aborts: Aborts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aborts.hang = True
-    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_, **__: producer)
     monkeypatch.setattr(transactions, "find_held_back", lambda *_: [("s", 0), ("t", 0), ("t", 1)])
     with closing(TransactionalWriter(Connection("nowhere:1"), "run.test", ["s", "t"])) as writer:
         writer.begin()
@@ -408,7 +408,7 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
         returns.wait(PATIENCE_S)
 
     monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "train.end"))
-    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_: producer)
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_, **__: producer)
     monkeypatch.setattr(transactions, "WATCH_EVERY_S", 0.001)
     monkeypatch.setattr(os, "_exit", exits.put)
     monkeypatch.setattr(producer, "commit_transaction", hang)
@@ -447,3 +447,48 @@ def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: 
 )
 def test_errors_that_time_heals_are_a_kafka_that_is_away(code: int) -> None:
     assert isinstance(translate_error(KafkaException(KafkaError(code)), "asking"), KafkaAway)
+
+
+def test_after_kafka_was_away_offsets_are_sent_by_a_new_producer_as_the_old_one_might_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, aborts: Aborts
+) -> None:
+    opened, reports = [Failing(), Failing()], list[Callable[[KafkaError], None]]()
+    waiting = iter(opened)
+
+    def open_next(*_: object, on_report: Callable[[KafkaError], None]) -> Failing:
+        reports.append(on_report)
+        return next(waiting)
+
+    monkeypatch.setattr(transactions, "open_transactional_producer", open_next)
+    monkeypatch.setattr(Failing, "send_offsets_to_transaction", Failing._call, raising=False)
+    with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
+        writer.begin()
+        writer.produce([Outgoing("t", b"x", partition=3)])
+        writer.flush()
+        reports[0](KafkaError(KafkaError._TRANSPORT))
+        reports[0](KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        with pytest.raises(Aborted, match="Kafka was away"):
+            writer.send_offsets(GroupOffsets([], None))
+        assert opened[0].calls == 2, "a begin and an abort"
+        assert aborts.noted == {("t", 3): 7}
+        writer.begin()
+        writer.send_offsets(GroupOffsets([], None))
+        writer.commit()
+    assert (opened[0].calls, opened[1].calls) == (2, 3)
+
+
+def test_who_was_away_and_has_a_successor_does_not_take_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    away, opened = Failing(), list[Callable[[KafkaError], None]]()
+
+    def open_once(*_: object, on_report: Callable[[KafkaError], None]) -> Failing:
+        opened.append(on_report)
+        return away
+
+    monkeypatch.setattr(transactions, "open_transactional_producer", open_once)
+    with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
+        writer.begin()
+        opened[0](KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        away.codes = [KafkaError(KafkaError.PRODUCER_FENCED, "fenced", True)]
+        with pytest.raises(Fenced):
+            writer.send_offsets(GroupOffsets([], None))
+    assert len(opened) == 1
