@@ -86,6 +86,14 @@ class LastCommit:
         self._waits_since = now if self._waits_since is None else self._waits_since
         return sorted(self._committed) if now - self._waits_since >= MISSING_S else []
 
+    def may_hang(self) -> bool:
+        """Return whether readers still wait for the end of the last commit on a partition, or nobody knows."""
+        try:
+            stable = fetch_stable_ends(self._connection, self._newest)
+        except HeadraceError:
+            return True
+        return any(self.can_hold_back(partition_id, end) for partition_id, end in stable.items())
+
     def can_hold_back(self, partition_id: PartitionId, stable: int) -> bool:
         """Return whether the last commit there may be what a partition's readers wait for, at this stable offset."""
         first = self._newest.get(partition_id)

@@ -64,6 +64,13 @@ class TransactionEnds:
         """Note that the coordinator has answered the abort."""
         self._last_abort.note_abort(self._touched)
 
+    def can_abort_safely(self) -> bool:
+        """Return whether an abort now would reach the coordinator, and end nothing but the open transaction.
+
+        Without records an abort is the client's own affair; and a commit whose end Kafka forgot would end as aborted.
+        """
+        return bool(self._touched) and not self._last_commit.may_hang()
+
     def forget_aborts(self) -> None:
         """Do not wait for the end of what was aborted."""
         self._last_abort.forget()

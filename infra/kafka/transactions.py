@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.errors import HeadraceError, Unavailable
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.broker_contact import BrokerContact
+from headrace.infra.kafka.call_watch import CallWatch
 from headrace.infra.kafka.clients import (
     AWAY_ERRORS,
     REFUSED,
@@ -35,9 +35,9 @@ from headrace.infra.kafka.clients import (
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.kafka.fatal_errors import call_client
+from headrace.infra.kafka.outage import Outage
 from headrace.infra.kafka.topic_reader import name_partition
 from headrace.infra.kafka.transaction_ends import TransactionEnds
-from headrace.infra.process.end_report import end_process
 from headrace.infra.process.signals import MustRestart
 
 log = structlog.get_logger()
@@ -46,9 +46,8 @@ MOST_BATCH_BYTES = 8 << 20
 """Most bytes in one transaction, except for a single larger record."""
 CALL_S = 5.0
 """Seconds that one call to the coordinator waits before it is repeated."""
-CALL_STUCK_S = 12.0
-"""Seconds after which a call counts as stuck for ever."""
-WATCH_EVERY_S = 1.0
+RENEW_S = 10.0
+"""Most seconds for a new producer in the middle of the work; a successor may start meanwhile, and would be fenced."""
 TOPIC_LOOK_EVERY_S = 1.0
 PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 """Reports of records that were dropped because of another record."""
@@ -137,24 +136,28 @@ class TransactionalWriter:
         self._ends = TransactionEnds(connection, transactional_id)
         self._failure: tuple[KafkaError, Outgoing] | None = None
         """The first undelivered record of the transaction, and why."""
-        self._called_at, self._calling = math.inf, ""
-        self._closed = threading.Event()
-        threading.Thread(target=self._watch, name="transaction-watch", daemon=True).start()
+        self._calls = CallWatch(transactional_id)
         try:
             self._abort_hanging_transactions(find_held_back(connection, topics))
         except BaseException:
             self.close()
             raise
 
-    def _open_producer(self) -> None:
-        """Open a producer, which fences an earlier one; its open transaction is aborted."""
-        opened = open_transactional_producer(self._connection, self.transactional_id, on_report=self._note_report)
-        self._producer, self._was_away = opened, False
+    def _open_producer(self, timeout_s: float = 60) -> None:
+        """Open a producer, which fences an earlier one."""
+        outage = Outage()
+        opened = open_transactional_producer(self._connection, self.transactional_id, timeout_s, outage.note)
+        self._producer, self._outage, self._knows_coordinator = opened, outage, False
         self._contact = BrokerContact(opened, self._connection)
 
-    def _note_report(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
-            self._was_away = True
+    def _renew_producer(self) -> NoReturn:
+        """Abort, go on with a new producer, and raise Aborted. Raises MustRestart if Kafka is away meanwhile."""
+        self.abort()  # with records in the transaction, this fails if another process has taken over
+        try:
+            self._open_producer(RENEW_S)
+        except Unavailable as error:
+            raise MustRestart(f"{error}; the component starts again") from error
+        raise Aborted("sending offsets: Kafka was away, so the transaction was aborted")
 
     def _abort_hanging_transactions(self, partition_ids: list[tuple[str, int]]) -> None:
         """Write to held-back partitions, and abort, so that a hanging transaction there ends as aborted.
@@ -180,18 +183,6 @@ class TransactionalWriter:
                 log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
             finally:
                 self._ends.forget_aborts()  # others may still have open transactions there: no reason to wait
-
-    def _watch(self) -> None:
-        """End the process if a call hangs beyond its timeout, as librdkafka's calls sometimes do (seen: ten minutes).
-
-        Usually it is the sending of offsets after a broker's restart, whose timeout librdkafka ignores (librdkafka
-        #5456). Nothing is lost: the broker aborts the transaction, and the successor continues from the last commit.
-        """
-        while not self._closed.wait(WATCH_EVERY_S):
-            if time.monotonic() - self._called_at > CALL_STUCK_S:
-                who = self.transactional_id
-                log.error("transaction.stuck", transactional_id=who, doing=self._calling, seconds=CALL_STUCK_S)
-                end_process(f"{self._calling} has not returned for {CALL_STUCK_S:g} s: this process ends")
 
     def begin(self) -> None:
         """Open a transaction."""
@@ -256,14 +247,16 @@ class TransactionalWriter:
     def send_offsets(self, offsets: GroupOffsets) -> None:
         """Add a consumer group's positions; the broker refuses them if the member's epoch is outdated.
 
-        Raises Aborted after Kafka was away, and goes on with a new producer, because the old one might wait for ever:
-        librdkafka (2.10 and later) forgets a broker that is away, but not that it was the group's coordinator
+        After Kafka was away, it raises Aborted and goes on with a new producer, because the old one might wait for
+        ever: librdkafka (2.10 and later) forgets a broker that is away, but not that it was the group's coordinator
         (librdkafka #5511, #5456).
         """
-        if self._was_away:
-            self.abort()  # fails if another process has taken over: it must not be fenced
-            self._open_producer()
-            raise Aborted("sending offsets: Kafka was away, so the transaction was aborted")
+        self._guard(lambda: self._producer.poll(0), "taking in reports")
+        if not self._knows_coordinator:  # then it looks for it
+            self._outage.is_noted = False
+        elif self._outage.is_noted and self._ends.can_abort_safely():
+            self._renew_producer()
+        self._knows_coordinator = True
         self._ends.note_consumer_offsets()
         self._guard(
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
@@ -301,14 +294,14 @@ class TransactionalWriter:
         except HeadraceError as error:
             log.warning("transaction.left_open", transactional_id=self.transactional_id, error=str(error))
         finally:
-            self._closed.set()
+            self._calls.close()
 
     def _guard(self, call: Callable[[], Any], doing: str) -> Any:
         backoff = Backoff(0.02, 1.0)
         while True:
             try:
-                self._called_at, self._calling = time.monotonic(), doing
-                return call_client(call)
+                with self._calls.watch(doing):
+                    return call_client(call)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if cause.code() == KafkaError._FATAL and self._open:  # noqa: SLF001 - of an earlier call
@@ -328,8 +321,6 @@ class TransactionalWriter:
                 if not (cause.retriable() or cause.code() in AWAY_ERRORS):
                     raise translate_error(error, doing) from error
                 self._wait_for_kafka(doing, cause.str(), backoff.next_s())
-            finally:
-                self._called_at = math.inf
 
     def _wait_for_kafka(self, doing: str, why: str, pause_s: float = 0.0) -> None:
         """Log that a call is repeated, and wait before it. Raises MustRestart if the producer has lost every broker."""

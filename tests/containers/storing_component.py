@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from counting_component import Counter, membership
 
-from headrace.infra.kafka import transactions
+from headrace.infra.kafka import call_watch, transactions
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import PartitionId
@@ -43,7 +43,7 @@ def connection(bootstrap: str) -> Connection:
 
 
 def main(bootstrap: str, run: str, store_url: str) -> None:
-    transactions.CALL_S, transactions.CALL_STUCK_S = 3.0, 5.0
+    transactions.CALL_S, call_watch.CALL_STUCK_S = 3.0, 5.0
 
     stop = stop_on_signals()
     for attempt in begin_attempts(stop):

@@ -231,3 +231,19 @@ def test_a_component_whose_last_commit_hangs_does_no_further_turn() -> None:
     writer = cast("TransactionalWriter", SimpleNamespace(component="feed", refuse_hanging_commit=refuse))
     with pytest.raises(MustRestart):
         run_loop(cast("Component", None), writer, threading.Event(), Stopwatch())
+
+
+def test_a_commit_may_hang_while_readers_wait_for_its_end_or_nobody_knows(log: Log) -> None:
+    commit = LastCommit(Connection("nowhere:1"))
+    assert not commit.may_hang()
+    commit.begin()
+    commit.note_record(*ONE, 10)
+    commit.note_record(*TWO, 20)
+    commit.note_consumer_offsets()
+    commit.note_commit()
+    log.stable = {ONE: 11, TWO: 20}
+    assert commit.may_hang()
+    log.stable = {ONE: 11, TWO: 21}
+    assert not commit.may_hang()
+    log.is_away = True
+    assert commit.may_hang()

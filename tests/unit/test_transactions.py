@@ -17,7 +17,7 @@ from fatal import find_raised, raise_no_exception
 from patience import PATIENCE_S
 
 from headrace.infra.environment import END_REPORT_VARIABLE
-from headrace.infra.kafka import transaction_ends, transactions
+from headrace.infra.kafka import call_watch, transaction_ends, transactions
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
 from headrace.infra.kafka.transactions import Aborted, GroupOffsets, TransactionalWriter
 from headrace.infra.process.end_report import read_end
@@ -98,6 +98,9 @@ class Commits:
 
     def find_hanging(self) -> list[tuple[str, int]]:
         return self.hanging
+
+    def may_hang(self) -> bool:
+        return bool(self.hanging)
 
 
 @pytest.fixture(autouse=True)
@@ -404,12 +407,12 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
     exits, returns = SimpleQueue[int](), threading.Event()
 
     def hang(_timeout_s: float) -> None:
-        monkeypatch.setattr(transactions, "CALL_STUCK_S", 0.01)  # other calls may take as long as a busy machine needs
+        monkeypatch.setattr(call_watch, "CALL_STUCK_S", 0.01)  # other calls may take as long as a busy machine needs
         returns.wait(PATIENCE_S)
 
     monkeypatch.setenv(END_REPORT_VARIABLE, str(tmp_path / "train.end"))
     monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_, **__: producer)
-    monkeypatch.setattr(transactions, "WATCH_EVERY_S", 0.001)
+    monkeypatch.setattr(call_watch, "WATCH_EVERY_S", 0.001)
     monkeypatch.setattr(os, "_exit", exits.put)
     monkeypatch.setattr(producer, "commit_transaction", hang)
     with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
@@ -449,46 +452,124 @@ def test_errors_that_time_heals_are_a_kafka_that_is_away(code: int) -> None:
     assert isinstance(translate_error(KafkaException(KafkaError(code)), "asking"), KafkaAway)
 
 
-def test_after_kafka_was_away_offsets_are_sent_by_a_new_producer_as_the_old_one_might_wait_for_ever(
-    monkeypatch: pytest.MonkeyPatch, aborts: Aborts
-) -> None:
-    opened, reports = [Failing(), Failing()], list[Callable[[KafkaError], None]]()
-    waiting = iter(opened)
+DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 
-    def open_next(*_: object, on_report: Callable[[KafkaError], None]) -> Failing:
-        reports.append(on_report)
-        return next(waiting)
 
-    monkeypatch.setattr(transactions, "open_transactional_producer", open_next)
+class Away:
+    """Producers of one writer, opened one after the other, and what hears the reports of each."""
+
+    def __init__(self) -> None:
+        self.producers: list[Failing] = []
+        self.report: list[Callable[[KafkaError], None]] = []
+        self.failure: Exception | None = None
+
+    def open(
+        self, _connection: Connection, _id: str, _timeout_s: float, on_report: Callable[[KafkaError], None]
+    ) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        self.producers.append(Failing())
+        self.report.append(on_report)
+        return self.producers[-1]
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Away:
+    made = Away()
+    monkeypatch.setattr(transactions, "open_transactional_producer", made.open)
     monkeypatch.setattr(Failing, "send_offsets_to_transaction", Failing._call, raising=False)
+    monkeypatch.setattr(Failing, "poll", lambda *_: 0, raising=False)
+    return made
+
+
+@pytest.fixture
+def sender(away: Away) -> Iterator[TransactionalWriter]:
+    """A writer that has sent offsets once, and is about to send them again."""
+    assert not away.producers
+    with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as found:
+        begin_with_record(found)
+        found.send_offsets(NONE)
+        found.commit()
+        begin_with_record(found)
+        yield found
+
+
+def begin_with_record(writer: TransactionalWriter) -> None:
+    writer.begin()
+    writer.produce([Outgoing("t", b"x", partition=3)])
+    writer.flush()
+
+
+NONE = GroupOffsets([], None)
+
+
+def test_after_kafka_was_away_offsets_are_sent_by_a_new_producer_as_the_old_one_might_wait_for_ever(
+    away: Away, sender: TransactionalWriter, aborts: Aborts
+) -> None:
+    away.report[0](DOWN)
+    old = sender._contact
+    with pytest.raises(Aborted, match="Kafka was away"):
+        sender.send_offsets(NONE)
+    assert aborts.noted == {("t", 3): 7}
+    assert sender._contact is not old
+    calls = away.producers[0].calls
+    sender.begin()
+    sender.send_offsets(NONE)
+    sender.commit()
+    assert (away.producers[0].calls, away.producers[1].calls) == (calls, 3)
+
+
+def test_a_broker_among_others_that_is_down_costs_no_transaction(away: Away, sender: TransactionalWriter) -> None:
+    away.report[0](KafkaError(KafkaError._TRANSPORT))
+    sender.send_offsets(NONE)
+    assert len(away.producers) == 1
+
+
+def test_an_outage_before_the_first_offsets_costs_no_transaction(away: Away) -> None:
     with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
-        writer.begin()
-        writer.produce([Outgoing("t", b"x", partition=3)])
-        writer.flush()
-        reports[0](KafkaError(KafkaError._TRANSPORT))
-        reports[0](KafkaError(KafkaError._ALL_BROKERS_DOWN))
-        with pytest.raises(Aborted, match="Kafka was away"):
-            writer.send_offsets(GroupOffsets([], None))
-        assert opened[0].calls == 2, "a begin and an abort"
-        assert aborts.noted == {("t", 3): 7}
-        writer.begin()
-        writer.send_offsets(GroupOffsets([], None))
-        writer.commit()
-    assert (opened[0].calls, opened[1].calls) == (2, 3)
+        away.report[0](DOWN)
+        for _ in range(2):
+            begin_with_record(writer)
+            writer.send_offsets(NONE)
+            writer.commit()
+    assert len(away.producers) == 1
 
 
-def test_who_was_away_and_has_a_successor_does_not_take_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    away, opened = Failing(), list[Callable[[KafkaError], None]]()
+@pytest.mark.parametrize("case", ["without records", "after a commit that may hang"])
+def test_a_transaction_that_cannot_be_aborted_safely_is_not(
+    away: Away, sender: TransactionalWriter, commits: Commits, case: str
+) -> None:
+    if case == "without records":
+        sender.commit()
+        sender.begin()
+    else:
+        commits.hanging = [("t", 3)]
+    away.report[0](DOWN)
+    sender.send_offsets(NONE)
+    assert len(away.producers) == 1
+    commits.hanging = []
+    sender.commit()
+    begin_with_record(sender)
+    with pytest.raises(Aborted):
+        sender.send_offsets(NONE)
 
-    def open_once(*_: object, on_report: Callable[[KafkaError], None]) -> Failing:
-        opened.append(on_report)
-        return away
 
-    monkeypatch.setattr(transactions, "open_transactional_producer", open_once)
-    with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
-        writer.begin()
-        opened[0](KafkaError(KafkaError._ALL_BROKERS_DOWN))
-        away.codes = [KafkaError(KafkaError.PRODUCER_FENCED, "fenced", True)]
-        with pytest.raises(Fenced):
-            writer.send_offsets(GroupOffsets([], None))
-    assert len(opened) == 1
+def test_who_was_away_and_has_a_successor_does_not_take_over_again(away: Away, sender: TransactionalWriter) -> None:
+    away.report[0](DOWN)
+    away.producers[0].codes = [KafkaError(KafkaError.PRODUCER_FENCED, "fenced", True)]
+    with pytest.raises(Fenced):
+        sender.send_offsets(NONE)
+    assert len(away.producers) == 1
+
+
+def test_a_new_producer_that_cannot_be_opened_is_left_to_a_new_start(away: Away, sender: TransactionalWriter) -> None:
+    away.report[0](DOWN)
+    away.failure = KafkaAway("no broker answers")
+    with pytest.raises(MustRestart, match="no broker answers"):
+        sender.send_offsets(NONE)
+
+
+def test_a_client_tells_its_owner_what_it_reports() -> None:
+    told: list[KafkaError] = []
+    Connection("nowhere:1").config(on_report=told.append)["error_cb"](DOWN)
+    assert told == [DOWN]
