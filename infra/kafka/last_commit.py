@@ -86,7 +86,7 @@ class LastCommit:
         self._waits_since = now if self._waits_since is None else self._waits_since
         return sorted(self._committed) if now - self._waits_since >= MISSING_S else []
 
-    def may_hang(self) -> bool:
+    def can_hang(self) -> bool:
         """Return whether readers still wait for the end of the last commit on a partition, or nobody knows."""
         try:
             stable = fetch_stable_ends(self._connection, self._newest)

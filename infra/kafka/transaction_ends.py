@@ -69,7 +69,7 @@ class TransactionEnds:
 
         Without records an abort is the client's own affair; and a commit whose end Kafka forgot would end as aborted.
         """
-        return bool(self._touched) and not self._last_commit.may_hang()
+        return bool(self._touched) and not self._last_commit.can_hang()
 
     def forget_aborts(self) -> None:
         """Do not wait for the end of what was aborted."""

@@ -235,15 +235,15 @@ def test_a_component_whose_last_commit_hangs_does_no_further_turn() -> None:
 
 def test_a_commit_may_hang_while_readers_wait_for_its_end_or_nobody_knows(log: Log) -> None:
     commit = LastCommit(Connection("nowhere:1"))
-    assert not commit.may_hang()
+    assert not commit.can_hang()
     commit.begin()
     commit.note_record(*ONE, 10)
     commit.note_record(*TWO, 20)
     commit.note_consumer_offsets()
     commit.note_commit()
     log.stable = {ONE: 11, TWO: 20}
-    assert commit.may_hang()
+    assert commit.can_hang()
     log.stable = {ONE: 11, TWO: 21}
-    assert not commit.may_hang()
+    assert not commit.can_hang()
     log.is_away = True
-    assert commit.may_hang()
+    assert commit.can_hang()

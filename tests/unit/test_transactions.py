@@ -99,7 +99,7 @@ class Commits:
     def find_hanging(self) -> list[tuple[str, int]]:
         return self.hanging
 
-    def may_hang(self) -> bool:
+    def can_hang(self) -> bool:
         return bool(self.hanging)
 
 
