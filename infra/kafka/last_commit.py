@@ -46,6 +46,8 @@ class LastCommit:
         """The same of the last commit; empty once there is nothing to find."""
         self._newest: dict[PartitionId, int] = {}
         """The same of the last commit on each partition, whatever is known of its end."""
+        self._had_only_offsets = False
+        """Whether the last commit had consumer offsets, whose end cannot be seen, and no records."""
         self._look_at = 0.0
         self._waits_since: float | None = None
         """When readers were first seen waiting."""
@@ -66,6 +68,7 @@ class LastCommit:
     def note_commit(self) -> None:
         """Note that the coordinator has answered the commit."""
         self._newest |= self._open
+        self._had_only_offsets = self._has_consumer_offsets and not self._open
         self._committed = {} if self._has_consumer_offsets else self._open
         self._open, self._waits_since, self._look_at = {}, None, time.monotonic() + QUIET_S
 
@@ -88,6 +91,8 @@ class LastCommit:
 
     def can_hang(self) -> bool:
         """Return whether readers still wait for the end of the last commit on a partition, or nobody knows."""
+        if self._had_only_offsets:
+            return True
         try:
             stable = fetch_stable_ends(self._connection, self._newest)
         except HeadraceError:

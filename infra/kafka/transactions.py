@@ -47,7 +47,8 @@ MOST_BATCH_BYTES = 8 << 20
 CALL_S = 5.0
 """Seconds that one call to the coordinator waits before it is repeated."""
 RENEW_S = 10.0
-"""Most seconds for a new producer in the middle of the work; a successor may start meanwhile, and would be fenced."""
+"""Seconds after which no further try begins to open a new producer in the middle of the work: a successor that starts
+meanwhile would be fenced."""
 TOPIC_LOOK_EVERY_S = 1.0
 PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
 """Reports of records that were dropped because of another record."""
@@ -262,6 +263,7 @@ class TransactionalWriter:
             lambda: self._producer.send_offsets_to_transaction(offsets.positions, offsets.member, CALL_S),
             "sending offsets",
         )
+        self._outage.is_noted = False  # it found the coordinator
         reach(f"{self.component}.offsets_sent")
 
     def commit(self) -> None:

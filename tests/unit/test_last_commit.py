@@ -247,3 +247,17 @@ def test_a_commit_may_hang_while_readers_wait_for_its_end_or_nobody_knows(log: L
     assert not commit.can_hang()
     log.is_away = True
     assert commit.can_hang()
+
+
+def test_a_commit_of_offsets_alone_can_hang_unseen_until_one_with_records_follows(log: Log) -> None:
+    commit = LastCommit(Connection("nowhere:1"))
+    commit.begin()
+    commit.note_consumer_offsets()
+    commit.note_commit()
+    assert commit.can_hang()
+    commit.begin()
+    commit.note_record(*ONE, 10)
+    commit.note_consumer_offsets()
+    commit.note_commit()
+    log.stable = {ONE: 11}
+    assert not commit.can_hang()
