@@ -54,11 +54,11 @@ class TopicReader:
         self.positions = dict(positions)
         self._ended: set[PartitionId] = set()
         """Partitions whose end a fetch has reached."""
-        names = sorted({topic for topic, _ in self.positions})
-        self._topics, self._name = ", ".join(names), name
-        self._open(next(iter(names), ""))
+        self._topics, self._name = ", ".join(sorted({topic for topic, _ in self.positions})), name
+        self._open()
 
-    def _open(self, topic: str) -> None:
+    def _open(self) -> None:
+        topic = min((topic for topic, _ in self.positions), default="")
         run = topic.partition(".")[0]
         self._consumer = open_consumer(self.connection, self._name, run=run, enable_partition_eof=True)
         self._contact = BrokerContact(self._consumer, self.connection, topic)
@@ -108,7 +108,7 @@ class TopicReader:
         elif self._contact.has_lost_brokers():
             log.warning("kafka.client_lost", topics=self._topics, why="it knows no broker; a new client reads on")
             self._consumer.close()
-            self._open(self._topics.partition(", ")[0])
+            self._open()
         return found
 
     def _reenter(self, outside: set[PartitionId]) -> None:
