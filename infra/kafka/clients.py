@@ -393,14 +393,13 @@ def get_admin(connection: Connection) -> AdminClient:
     return found[0]
 
 
-def forget_admins() -> None:
+def forget_admins(older_than_s: float = ADMIN_GRACE_S) -> None:
     """Let the next requests use new admin clients: one that finds no broker may never find one again.
 
-    Called after a request without an answer. A client that is younger than ADMIN_GRACE_S stays, because its first
-    answer may take long.
+    Called after a request without an answer. A young client stays, because its first answer may take long.
     """
     for cluster, (_, made_at) in list(_admins.items()):
-        if time.monotonic() - made_at > ADMIN_GRACE_S and (former := _admins.pop(cluster, None)) is not None:
+        if time.monotonic() - made_at > older_than_s and (former := _admins.pop(cluster, None)) is not None:
             _former_admins.append(former[0])
 
 

@@ -77,7 +77,7 @@ def _fetch_offsets_patiently(
             code = error.args[0].code()
             end = end or time.monotonic() + SETTLING_S  # counted from the first answer, which may itself take longer
             if code in MOVED_LEADER:
-                forget_admins()
+                forget_admins(older_than_s=0)
             if code not in SETTLING or time.monotonic() > end:
                 raise translate_error(error, f"asking for the {what} of topics") from error
             time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
@@ -10,9 +11,17 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra.kafka import broker_contact, clients, topic_reader, transactions
+from headrace.infra.kafka import broker_contact, clients, topic_offsets, topic_reader, transactions
 from headrace.infra.kafka.broker_contact import BrokerContact
-from headrace.infra.kafka.clients import Connection, Outgoing, forget_admins, get_admin, translate_error
+from headrace.infra.kafka.clients import (
+    Connection,
+    Outgoing,
+    build_cluster_key,
+    forget_admins,
+    get_admin,
+    translate_error,
+)
+from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import TopicReader
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart
@@ -115,12 +124,29 @@ def test_an_admin_client_without_an_answer_is_replaced_once_it_had_time_for_its_
     before = get_admin(connection)
     translate_error(NO_ANSWER, "asking")
     assert get_admin(connection) is before
-    monkeypatch.setattr(clients, "ADMIN_GRACE_S", -1.0)
+    monkeypatch.setitem(clients._admins, build_cluster_key(connection), (before, time.monotonic() - 60))
     translate_error(KafkaException(KafkaError(KafkaError.NOT_COORDINATOR)), "asking")
     assert get_admin(connection) is before
     translate_error(NO_ANSWER, "asking")
     assert get_admin(connection) is not before
-    forget_admins()
+    forget_admins(older_than_s=0)
+
+
+def test_an_admin_client_with_old_leader_epochs_is_replaced_however_young_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    def answer(connection: Connection, *_: object) -> dict[tuple[str, int], int]:
+        asked.append(get_admin(connection))
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH))
+        return {("t", 0): 7}
+
+    monkeypatch.setattr(topic_offsets, "_fetch_offsets", answer)
+    assert fetch_end_offsets(Connection("nowhere:3"), [("t", 0)]) == {("t", 0): 7}
+    assert asked[0] is not asked[1]
+    forget_admins(older_than_s=0)
 
 
 @pytest.mark.usefixtures("clock", "other")
