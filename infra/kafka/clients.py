@@ -294,14 +294,25 @@ def open_transactional_producer(
     return producer
 
 
-def open_consumer(connection: Connection, name: str, group: str = "", *, run: str = "", **more: Any) -> Consumer:
+def open_consumer(
+    connection: Connection,
+    name: str,
+    group: str = "",
+    *,
+    run: str = "",
+    on_commit: Callable[..., object] | None = None,
+    **more: Any,
+) -> Consumer:
     """Return a consumer of committed records; with a group it is a KIP-848 member.
 
     Without a group it never falls back to the beginning: if the log has no record at a position, it returns the error
     `_AUTO_OFFSET_RESET`. librdkafka asks for a group's coordinator even then, so `run` gives a group name under the
-    prefix for which the run's user has rights.
+    prefix for which the run's user has rights. `on_commit` gets the results of asynchronous commits, in a poll.
+
+    A call waits while another thread is in a call of the same consumer, its callbacks included (confluent-kafka 2.16).
     """
     protocol: dict[str, Any] = {"group_protocol": "consumer"} if group else {}
+    callbacks = {} if on_commit is None else {"on_commit": on_commit}
     return Consumer(
         connection.config(
             client_id=name,
@@ -316,6 +327,7 @@ def open_consumer(connection: Connection, name: str, group: str = "", *, run: st
             **protocol,
             **more,
         ),
+        **callbacks,
     )
 
 

@@ -45,8 +45,7 @@ INTAKE_TURN_S = 0.02
 COMMIT_EVERY_S = 0.15
 INTAKE_PATIENCE_S = 30.0
 LEAVE_S = 2.0
-REVOKE_S = 10.0
-"""Most seconds for the last commit of partitions, at the end or after losing them, as the broker may be dead."""
+"""Most seconds for the last commit and for leaving the group, as the broker may be dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class TaskIntake(threading.Thread):
         self._drains, self._over = threading.Event(), threading.Event()
         # The default assignor, uniform, balances the sum over all topics: two workers would get one topic each.
         self._consumer: Consumer = open_consumer(
-            member.connection, member.name, member.group, group_remote_assignor="range"
+            member.connection, member.name, member.group, on_commit=_on_commit, group_remote_assignor="range"
         )
         self._contact = BrokerContact(self._consumer, member.connection, member.topics[0])
 
@@ -120,6 +119,8 @@ class TaskIntake(threading.Thread):
         self._in_good_order = in_good_order
         self._over.set()
         self.join(LEAVE_S)
+        if self.is_alive() and self.owned:
+            _report_lost(f"no answer from Kafka within {LEAVE_S:.0f} s", self.owned)
 
     # --------------------------------------------------------------------------------------------- the own thread
 
@@ -130,11 +131,7 @@ class TaskIntake(threading.Thread):
             self._consumer.subscribe(list(self._member.topics), **callbacks)
             while not self._over.is_set():
                 self.turn()
-            self._take_done()
-            if self._commit_for_last_time(
-                self.owned, LEAVE_S
-            ):  # else a commit hangs in the consumer until the process ends
-                self._consumer.close()
+            self._consumer.close()  # revokes all partitions
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
 
@@ -165,47 +162,27 @@ class TaskIntake(threading.Thread):
             log.info("partitions.assigned", partitions=_name_partitions(_partitions_of(partitions)))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit done tasks, take back the starts of open tasks, and forget the partitions."""
+        """Commit done tasks, take back the starts of open tasks, and forget the partitions.
+
+        It does not wait for the commit, as the broker may be dead. The consumer sends it before it gives up the
+        partitions, on the same connection, so the next owner sees it.
+        """
         self._take_done()
         partition_ids = _partitions_of(partitions)
-        self._commit_for_last_time(
-            (partition_id for partition_id in partition_ids if partition_id in self.owned), REVOKE_S
-        )
+        leaving = [partition_id for partition_id in partition_ids if partition_id in self.owned]
+        if self._in_good_order:
+            self.owned.reset_starts(leaving)
+        if leaving:
+            reach("rollout.committing")
+            try:
+                consumer.commit(offsets=self._list_offsets(leaving), asynchronous=True)
+            except KafkaException as error:
+                _report_lost(error.args[0].str(), leaving)
         self._forget(consumer, partition_ids)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget the partitions: it is too late for a commit."""
         self._forget(consumer, _partitions_of(partitions))
-
-    def _commit_for_last_time(self, partition_ids: Iterable[PartitionId], within_s: float) -> bool:
-        """Commit for the last time; return whether the consumer answered in time (it waits for ever for a dead broker).
-
-        The commit runs in a separate thread, which touches no other state.
-        """
-        leaving = list(partition_ids)
-        if self._in_good_order:
-            self.owned.reset_starts(leaving)
-        lost: list[str] = []
-
-        def commit() -> None:
-            try:
-                self._commit_offsets(offsets)
-            except KafkaException as error:
-                lost.append(error.args[0].str())
-            except RuntimeError as error:  # the consumer was closed meanwhile, so nobody waits for this commit
-                lost.append(str(error))
-
-        offsets = [TopicPartition(*partition_id) for partition_id in self.owned.list_commits(leaving)]
-        last = threading.Thread(target=commit, name="last-commit", daemon=True)
-        last.start()
-        last.join(within_s)
-        answered = not last.is_alive()
-        if lost or not answered:
-            why = lost[0] if lost else f"no answer from Kafka within {within_s:.0f} s"
-            log.warning("commit.lost", why=why, partitions=_name_partitions(leaving))
-        else:
-            self.owned.note_committed(leaving)
-        return answered
 
     def _forget(self, consumer: Consumer, partition_ids: frozenset[PartitionId]) -> None:
         consumer.incremental_unassign([TopicPartition(*partition_id) for partition_id in partition_ids])
@@ -291,19 +268,29 @@ class TaskIntake(threading.Thread):
         return True
 
     def _commit_partitions(self, partition_ids: list[PartitionId]) -> None:
-        self._commit_offsets([TopicPartition(*commit) for commit in self.owned.list_commits(partition_ids)])
+        reach("rollout.committing")
+        refuse_errors(self._consumer.commit(offsets=self._list_offsets(partition_ids), asynchronous=False) or [])
+        reach("rollout.committed")
         self.owned.note_committed(partition_ids)
 
-    def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
-        if offsets:
-            reach("rollout.committing")
-            refuse_errors(self._consumer.commit(offsets=offsets, asynchronous=False) or [])
-            reach("rollout.committed")
+    def _list_offsets(self, partition_ids: list[PartitionId]) -> list[TopicPartition]:
+        return [TopicPartition(*commit) for commit in self.owned.list_commits(partition_ids)]
 
     def _hand_over(self) -> None:
         starting, self._starting = self._starting, []
         for started in starting:
             self._on_start(started)
+
+
+def _on_commit(error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+    """Report a commit that nobody waited for, if Kafka did not accept it."""
+    refused = error or next((tp.error for tp in partitions if tp.error is not None), None)
+    if refused is not None:
+        _report_lost(refused.str(), _partitions_of(partitions))
+
+
+def _report_lost(why: str, partition_ids: Iterable[PartitionId]) -> None:
+    log.warning("commit.lost", why=why, partitions=_name_partitions(partition_ids))
 
 
 def _partitions_of(partitions: Iterable[TopicPartition]) -> frozenset[PartitionId]:

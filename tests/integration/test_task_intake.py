@@ -12,10 +12,12 @@ from made_records import tasks
 from made_run import make_run, tiny_recipe
 from said import say
 from stoppable import until
+from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import open_consumer
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
+from headrace.producers.rollout import task_intake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
@@ -39,9 +41,9 @@ def run(bootstrap: str, store: ObjectStore, run_name: str) -> Run:
 
 
 @contextmanager
-def taking_in(run: Run, on_start: Callable[[StartedTask], object]) -> Iterator[TaskIntake]:
+def taking_in(run: Run, on_start: Callable[[StartedTask], object], name: str = "w") -> Iterator[TaskIntake]:
     topics = run.topics
-    member = Subscription(run.connection, "w", topics.rollout_group("sums"), (topics.tasks("sums"),), run.run_id)
+    member = Subscription(run.connection, name, topics.rollout_group("sums"), (topics.tasks("sums"),), run.run_id)
     intake = TaskIntake(member, Room(), on_start, lambda _: None, Pauses())  # type: ignore[arg-type]
     intake.start()
     try:
@@ -97,6 +99,32 @@ def test_done_tasks_are_skipped_a_third_start_is_alone_and_a_deadly_task_goes_no
         until(lambda: len(started) == 4, "the last of the tasks that may go")
     ends = [(one.message.offset, one.verdict) for one in started]
     assert ends == [(0, "play"), (2, "play"), (3, "poison"), (6, "play")]
+
+
+@pytest.mark.rollout
+def test_a_worker_commits_what_it_gives_up_before_the_next_owner_asks(
+    bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(bootstrap, store, tiny_recipe(run_name, kafka={"partitions": 2}))
+    monkeypatch.setattr(task_intake, "COMMIT_EVERY_S", 1e6)  # so ends are committed only with starts, or when leaving
+    first_started: list[StartedTask] = []
+    second_started: list[StartedTask] = []
+    say(run, *tasks(run, range(8)))
+    with taking_in(run, first_started.append, "first") as first, capture_logs() as logs:
+        until(lambda: len(first_started) == 8, "all tasks run on the first worker")
+        done = [one for one in first_started if one.message.offset != 2]
+        for one in done:
+            first.report_done(one)
+        until(lambda: not first._done, "the first worker knows that they are done")
+        with taking_in(run, second_started.append, "second") as second:
+            until(lambda: len(second_started) == 1, "the second worker plays the open task of its partition")
+            first.stop()
+            assert not first.is_alive(), "it has left the group"
+            until(lambda: len(second_started) == 2, "the second worker plays the other open task")
+            starts = [second.owned.ledger(one.partition_id).count_starts(2) for one in second_started]
+    assert [one.message.offset for one in second_started] == [2, 2]
+    assert starts == [0, 0], "the first worker took its starts back"
+    assert "commit.lost" not in {line["event"] for line in logs}
 
 
 @pytest.mark.rollout

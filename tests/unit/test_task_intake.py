@@ -30,6 +30,7 @@ from headrace.schemas.records import Task
 TOPIC = "t.tasks.sums"
 PARTITIONS = 2
 MOST_LIVES = 60
+STALE = KafkaError(KafkaError.STALE_MEMBER_EPOCH)
 
 
 @dataclass
@@ -85,7 +86,6 @@ class Consumer:
         return [TopicPartition(tp.topic, tp.partition, *known[tp.topic, tp.partition]) for tp in asked]
 
     def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
-        assert not asynchronous
         self.broker.committed |= {(tp.topic, tp.partition): (tp.offset, tp.metadata or "") for tp in offsets}
         return offsets
 
@@ -299,24 +299,46 @@ def test_a_dead_broker_holds_nobody_up_who_leaves() -> None:
     intake = workers.intake
     assert intake is not None
     consumer = cast("Consumer", intake._consumer)
-    closed: list[bool] = []
 
     def commit(offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
-        release.wait(10)  # librdkafka waits for ever
+        assert asynchronous or release.wait(10), "librdkafka waits long"
         return []
 
     with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
         patch.setattr(consumer, "commit", commit)
-        patch.setattr(consumer, "close", lambda: closed.append(True), raising=False)
+        patch.setattr(consumer, "close", lambda: release.wait(10), raising=False)
         patch.setattr(task_intake, "LEAVE_S", 0.01)
-        patch.setattr(task_intake, "REVOKE_S", 0.01)
-        intake._over.set()
-        intake.run()
         intake._on_revoke(cast("Any", consumer), [TopicPartition(TOPIC, 0)])
+        assert (TOPIC, 0) not in intake.owned
+        intake._over.set()
+        intake.start()
+        intake.stop()
+        assert intake.is_alive()
         release.set()
-    assert (intake.error, closed) == (None, []), "the commit still hangs in it"
-    assert [line["why"] for line in logs if line["event"] == "commit.lost"] == ["no answer from Kafka within 0 s"] * 2
-    assert (TOPIC, 0) not in intake.owned
+        intake.join(10)
+    assert intake.error is None
+    [lost] = [line for line in logs if line["event"] == "commit.lost"]
+    assert (lost["why"], lost["partitions"]) == ("no answer from Kafka within 0 s", [f"{TOPIC}[1]"])
+
+
+def test_a_last_commit_that_kafka_does_not_accept_is_reported() -> None:
+    taken, refused = TopicPartition(TOPIC, 0, 5), SimpleNamespace(topic=TOPIC, partition=1, error=STALE)
+
+    def commit(offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        raise KafkaException(STALE)
+
+    workers = Workers(broker(2), frozenset(), {}, room=1)
+    workers.live()
+    assert workers.intake is not None
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
+        task_intake._on_commit(None, [taken])
+        task_intake._on_commit(STALE, [taken])
+        task_intake._on_commit(None, [taken, cast("Any", refused)])
+        patch.setattr(workers.intake._consumer, "commit", commit)
+        workers.intake._on_revoke(workers.intake._consumer, [taken])
+    lost = [(line["why"], line["partitions"]) for line in logs if line["event"] == "commit.lost"]
+    zero, one = f"{TOPIC}[0]", f"{TOPIC}[1]"
+    assert lost == [(STALE.str(), [zero]), (STALE.str(), [zero, one]), (STALE.str(), [zero])]
 
 
 def test_an_intake_whose_client_has_lost_every_broker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,8 @@ class RawMessage:
 class Consumer:
     """Reads by hand, or as a member of a group; one of a group hears of a rebalance in `consume`."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._group = str(config["group.id"])
+    def __init__(self, config: Mapping[str, Any], on_commit: Callable[..., None] | None = None) -> None:
+        self._group, self._on_commit = str(config["group.id"]), on_commit
         self._by_hand = not config.get("group.protocol")
         self._reset, self._tells_end = config["auto.offset.reset"], bool(config.get("enable.partition.eof"))
         self._positions: dict[PartitionId, int] = {}
@@ -134,7 +134,11 @@ class Consumer:
         try:
             STAGE.broker.commit(self._group, self.member, self.epoch, commits)
         except NotMember as error:
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID)) from error
+            refused = KafkaError(KafkaError.UNKNOWN_MEMBER_ID)
+            if not asynchronous:
+                raise KafkaException(refused) from error
+            assert self._on_commit is not None
+            self._on_commit(refused, offsets)
         return []
 
     # ------------------------------------------------------------------------------------------------------- records
