@@ -67,7 +67,7 @@ class TaskIntake(threading.Thread):
         member: Its identity and topics.
         gate: Decides which tasks may start.
         on_start: Called with every started task, in this thread.
-        on_revoke: Called with lost partitions after their commit; it must cancel their episodes.
+        on_revoke: Called with lost partitions after their commit was sent; it must cancel their episodes.
         pauses: Where waits are reported.
     """
 
@@ -90,12 +90,14 @@ class TaskIntake(threading.Thread):
         self._starting: list[StartedTask] = []
         """Tasks whose start is not committed yet, so they are not handed over."""
         self._done: deque[StartedTask] = deque()
+        self._unanswered: set[PartitionId] = set()
+        """Partitions whose last commit Kafka has not answered."""
         self._commit_due = 0.0
         self._in_good_order = True
         self._drains, self._over = threading.Event(), threading.Event()
         # The default assignor, uniform, balances the sum over all topics: two workers would get one topic each.
         self._consumer: Consumer = open_consumer(
-            member.connection, member.name, member.group, on_commit=_on_commit, group_remote_assignor="range"
+            member.connection, member.name, member.group, on_commit=self._on_commit, group_remote_assignor="range"
         )
         self._contact = BrokerContact(self._consumer, member.connection, member.topics[0])
 
@@ -119,8 +121,9 @@ class TaskIntake(threading.Thread):
         self._in_good_order = in_good_order
         self._over.set()
         self.join(LEAVE_S)
-        if self.is_alive() and self.owned:
-            _report_lost(f"no answer from Kafka within {LEAVE_S:.0f} s", self.owned)
+        unanswered = {*self.owned, *self._unanswered}
+        if self.is_alive() and unanswered:
+            _report_lost(f"no answer from Kafka within {LEAVE_S:.0f} s", unanswered)
 
     # --------------------------------------------------------------------------------------------- the own thread
 
@@ -131,7 +134,8 @@ class TaskIntake(threading.Thread):
             self._consumer.subscribe(list(self._member.topics), **callbacks)
             while not self._over.is_set():
                 self.turn()
-            self._consumer.close()  # revokes all partitions
+            self._commit_last(self._consumer, self.owned)  # now, as `close` first answers rebalances that wait
+            self._consumer.close()
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
 
@@ -155,34 +159,47 @@ class TaskIntake(threading.Thread):
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Restore the ledgers; they give the offset to read from, as the group's offset may be of another run."""
-        positions = self._restore(partitions) if partitions else []
+        is_leaving = self._over.is_set()  # then the client does not answer, and reads nothing
+        positions = self._restore(partitions) if partitions and not is_leaving else partitions
         consumer.incremental_assign(positions)
         consumer.resume(partitions)  # we may have paused them in an earlier ownership
         if partitions:
             log.info("partitions.assigned", partitions=_name_partitions(_partitions_of(partitions)))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit done tasks, take back the starts of open tasks, and forget the partitions.
-
-        It does not wait for the commit, as the broker may be dead. The consumer sends it before it gives up the
-        partitions, on the same connection, so the next owner sees it.
-        """
-        self._take_done()
+        """Commit done tasks, take back the starts of open tasks, and forget the partitions."""
         partition_ids = _partitions_of(partitions)
-        leaving = [partition_id for partition_id in partition_ids if partition_id in self.owned]
-        if self._in_good_order:
-            self.owned.reset_starts(leaving)
-        if leaving:
-            reach("rollout.committing")
-            try:
-                consumer.commit(offsets=self._list_offsets(leaving), asynchronous=True)
-            except KafkaException as error:
-                _report_lost(error.args[0].str(), leaving)
+        self._commit_last(consumer, [partition_id for partition_id in partition_ids if partition_id in self.owned])
         self._forget(consumer, partition_ids)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget the partitions: it is too late for a commit."""
         self._forget(consumer, _partitions_of(partitions))
+
+    def _commit_last(self, consumer: Consumer, partition_ids: Iterable[PartitionId]) -> None:
+        """Commit for the last time, without waiting, as the broker may be dead.
+
+        The client tells Kafka that it gave up the partitions only after the answer, so the next owner sees the commit.
+        """
+        self._take_done()
+        leaving = list(partition_ids)
+        if self._in_good_order:
+            self.owned.reset_starts(leaving)
+        if not leaving:
+            return
+        try:
+            consumer.commit(offsets=self._list_offsets(leaving), asynchronous=True)
+            self._unanswered.update(leaving)
+        except KafkaException as error:
+            _report_lost(error.args[0].str(), leaving)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Take the answer to a last commit."""
+        self._unanswered -= _partitions_of(partitions)
+        for tp in partitions:
+            refused = error or tp.error
+            if refused is not None:
+                _report_lost(refused.str(), _partitions_of([tp]))
 
     def _forget(self, consumer: Consumer, partition_ids: frozenset[PartitionId]) -> None:
         consumer.incremental_unassign([TopicPartition(*partition_id) for partition_id in partition_ids])
@@ -280,13 +297,6 @@ class TaskIntake(threading.Thread):
         starting, self._starting = self._starting, []
         for started in starting:
             self._on_start(started)
-
-
-def _on_commit(error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-    """Report a commit that nobody waited for, if Kafka did not accept it."""
-    refused = error or next((tp.error for tp in partitions if tp.error is not None), None)
-    if refused is not None:
-        _report_lost(refused.str(), _partitions_of(partitions))
 
 
 def _report_lost(why: str, partition_ids: Iterable[PartitionId]) -> None:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import tempfile
 import threading
 import time
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import structlog
 
+from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partition_count
@@ -32,6 +32,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import Run
 from headrace.producers.engines.contract import capabilities_of
+from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import import_engine
 from headrace.producers.rollout.admission import Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
@@ -49,6 +50,8 @@ from headrace.schemas.topics import check_name
 
 log = structlog.get_logger()
 
+FILES_PREFIX = "headrace-files-"
+"""Beginning of the name of the temporary folder with config and tokenizer of each policy."""
 WORKER_TURN_S = 0.1
 DRAIN_S = 2.0
 """Seconds that running episodes get to end when the worker is stopped."""
@@ -67,8 +70,8 @@ class RolloutWorker:
         runtime, loop = self.runtime, asyncio.get_running_loop()
         runtime.phase = "waiting"
         session_s = await asyncio.to_thread(fetch_session_timeout_s, self.run.connection)
-        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-            prepared = await self._build_startup().prepare(Path(folder), stop)
+        with closing(OwnedFolder(temporary_folder(), FILES_PREFIX)) as folder:
+            prepared = await self._build_startup().prepare(folder.path, stop)
         if prepared is None:
             return
         concluder = self._build_concluder(*prepared)

@@ -107,6 +107,7 @@ def test_a_worker_commits_what_it_gives_up_before_the_next_owner_asks(
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name, kafka={"partitions": 2}))
     monkeypatch.setattr(task_intake, "COMMIT_EVERY_S", 1e6)  # so ends are committed only with starts, or when leaving
+    monkeypatch.setattr(task_intake, "LEAVE_S", 60.0)
     first_started: list[StartedTask] = []
     second_started: list[StartedTask] = []
     say(run, *tasks(run, range(8)))

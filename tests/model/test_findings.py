@@ -79,7 +79,9 @@ def reissue_what_workers_passed(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_again_at_zero(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(clients, "Consumer", lambda config: Consumer({**config, "auto.offset.reset": "earliest"}))
+    patch.setattr(
+        clients, "Consumer", lambda config, **more: Consumer({**config, "auto.offset.reset": "earliest"}, **more)
+    )
 
 
 def believe_any_version(patch: pytest.MonkeyPatch) -> None:

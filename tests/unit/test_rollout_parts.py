@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.recipe.settings import Rollout
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import EngineStats, VersionGone
+from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.rollout import worker
 from headrace.producers.rollout.episodes import EPISODE
@@ -86,6 +88,31 @@ def roll(monkeypatch: pytest.MonkeyPatch, read_clock: Callable[[], float], pause
         cast("Any", SimpleNamespace(runtime=runtime)), cast("Any", intake), 8.0, stop
     )
     asyncio.run(rolling)
+
+
+def test_a_worker_removes_the_files_of_policies_that_a_killed_worker_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "temporary_folder", lambda: tmp_path)
+    monkeypatch.setattr(worker, "fetch_session_timeout_s", lambda _: 8.0)
+    died = OwnedFolder(tmp_path, worker.FILES_PREFIX)
+    died.close(keeps_folder=True)
+    seen: list[str] = []
+
+    def list_names() -> list[str]:
+        return [path.name for path in tmp_path.iterdir()]
+
+    async def prepare(folder: Path, stop: threading.Event) -> None:
+        seen.extend(list_names())
+        assert seen == [folder.name]
+
+    startup = SimpleNamespace(prepare=prepare)
+    starting = SimpleNamespace(
+        runtime=SimpleNamespace(), run=SimpleNamespace(connection=None), _build_startup=lambda: startup
+    )
+    asyncio.run(worker.RolloutWorker.serve_tasks(cast("Any", starting), threading.Event()))
+    assert seen
+    assert list_names() == []
 
 
 def test_a_worker_that_loads_its_model_after_the_end_of_the_run_still_waits_for_the_last_tasks(

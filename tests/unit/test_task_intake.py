@@ -304,21 +304,53 @@ def test_a_dead_broker_holds_nobody_up_who_leaves() -> None:
         assert asynchronous or release.wait(10), "librdkafka waits long"
         return []
 
+    def close() -> None:
+        assert intake is not None
+        intake._on_revoke(cast("Any", consumer), [TopicPartition(TOPIC, 1)])
+        release.wait(10)  # it waits for the answer to the commit
+
     with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
         patch.setattr(consumer, "commit", commit)
-        patch.setattr(consumer, "close", lambda: release.wait(10), raising=False)
-        patch.setattr(task_intake, "LEAVE_S", 0.01)
+        patch.setattr(consumer, "close", close, raising=False)
+        patch.setattr(task_intake, "LEAVE_S", 0.5)
         intake._on_revoke(cast("Any", consumer), [TopicPartition(TOPIC, 0)])
         assert (TOPIC, 0) not in intake.owned
+        intake._on_commit(None, [TopicPartition(TOPIC, 0)])
         intake._over.set()
         intake.start()
         intake.stop()
         assert intake.is_alive()
+        assert len(intake.owned) == 0
         release.set()
         intake.join(10)
     assert intake.error is None
     [lost] = [line for line in logs if line["event"] == "commit.lost"]
     assert (lost["why"], lost["partitions"]) == ("no answer from Kafka within 0 s", [f"{TOPIC}[1]"])
+
+
+def test_a_worker_that_leaves_commits_before_rebalances_that_wait_and_asks_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers(broker(2), frozenset(), {}, room=1)
+    workers.live()
+    intake = workers.intake
+    assert intake is not None
+    consumer, seen = cast("Consumer", intake._consumer), list[object]()
+
+    def commit(offsets: list[TopicPartition], asynchronous: bool) -> None:
+        seen.append([tp.partition for tp in offsets])
+
+    def close() -> None:
+        seen.append("close")
+        intake._on_assign(cast("Any", consumer), [TopicPartition(TOPIC, 5)])
+
+    monkeypatch.setattr(consumer, "commit", commit)
+    monkeypatch.setattr(consumer, "close", close, raising=False)
+    monkeypatch.setattr(consumer, "committed", lambda *_, **__: pytest.fail("Kafka does not answer"))
+    intake._over.set()
+    intake.run()
+    assert intake.error is None
+    assert seen == [[0, 1], "close"]
 
 
 def test_a_last_commit_that_kafka_does_not_accept_is_reported() -> None:
@@ -331,14 +363,14 @@ def test_a_last_commit_that_kafka_does_not_accept_is_reported() -> None:
     workers.live()
     assert workers.intake is not None
     with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
-        task_intake._on_commit(None, [taken])
-        task_intake._on_commit(STALE, [taken])
-        task_intake._on_commit(None, [taken, cast("Any", refused)])
+        workers.intake._on_commit(None, [taken])
+        workers.intake._on_commit(STALE, [taken])
+        workers.intake._on_commit(None, [taken, cast("Any", refused)])
         patch.setattr(workers.intake._consumer, "commit", commit)
         workers.intake._on_revoke(workers.intake._consumer, [taken])
     lost = [(line["why"], line["partitions"]) for line in logs if line["event"] == "commit.lost"]
     zero, one = f"{TOPIC}[0]", f"{TOPIC}[1]"
-    assert lost == [(STALE.str(), [zero]), (STALE.str(), [zero, one]), (STALE.str(), [zero])]
+    assert lost == [(STALE.str(), [zero]), (STALE.str(), [one]), (STALE.str(), [zero])]
 
 
 def test_an_intake_whose_client_has_lost_every_broker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
