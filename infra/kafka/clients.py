@@ -64,6 +64,8 @@ AWAY_ERRORS = {
 """Temporary errors: the broker is unreachable or not ready yet."""
 UNANSWERED = {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}  # noqa: SLF001
 """Errors of a client that knows no broker or gets no answer."""
+PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
+"""Reports of records that were dropped because of another record."""
 
 REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,

@@ -21,6 +21,7 @@ from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.call_watch import CallWatch
 from headrace.infra.kafka.clients import (
     AWAY_ERRORS,
+    PURGED,
     REFUSED,
     TRANSACTION_TIMEOUT_MS,
     Connection,
@@ -36,6 +37,7 @@ from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.kafka.fatal_errors import call_client
 from headrace.infra.kafka.outage import Outage
+from headrace.infra.kafka.repeated_aborts import RepeatedAborts
 from headrace.infra.kafka.topic_reader import name_partition
 from headrace.infra.kafka.transaction_ends import TransactionEnds
 from headrace.infra.process.signals import MustRestart
@@ -50,8 +52,6 @@ RENEW_S = 10.0
 """Seconds after which no further try begins to open a new producer in the middle of the work: a successor that starts
 meanwhile would be fenced."""
 TOPIC_LOOK_EVERY_S = 1.0
-PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001
-"""Reports of records that were dropped because of another record."""
 REMEDIES = {
     KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes",
     KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
@@ -135,6 +135,7 @@ class TransactionalWriter:
         self._open = False
         self._begun_at = math.inf
         self._ends = TransactionEnds(connection, transactional_id)
+        self._aborts = RepeatedAborts()
         self._failure: tuple[KafkaError, Outgoing] | None = None
         """The first undelivered record of the transaction, and why."""
         self._calls = CallWatch(transactional_id)
@@ -273,6 +274,7 @@ class TransactionalWriter:
         self._guard(lambda: self._producer.commit_transaction(CALL_S), "committing a transaction")
         self._open = False
         self._ends.note_commit()
+        self._aborts.reset()
         self._contact.note_answer()
         reach(f"{self.component}.committed")
 
@@ -354,7 +356,7 @@ class TransactionalWriter:
         """Abort, and raise Aborted if a retry may succeed, else KafkaRefused."""
         self.abort()
         cause: KafkaError = error.args[0]
-        if cause.code() in REFUSED:
+        if self._aborts.count(cause) or cause.code() in REFUSED:
             raise KafkaRefused(
                 f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and trying again "
                 f"does not help: {REMEDIES.get(cause.code(), OTHERWISE)}, then give the same command again"

@@ -88,3 +88,18 @@ def test_no_offset_is_committed_without_a_snapshot_that_a_member_could_go_on_fro
             committed = one.offsets([Ticket(3)] * snapshots)
             assert committed is not None
             assert [position.metadata for position in committed.positions] == ['{"snapshot": 3}']
+
+
+def test_a_snapshot_follows_a_refusal_at_once_so_that_a_restore_does_not_decide_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = SimpleNamespace(handle=lambda _: (), snapshot=lambda: b"{}", is_last_refused=False)
+    one = member(monkeypatch, Client(0))
+    one.membership = replace(one.membership, snapshot_every_s=1e9)
+    one._hold(("in", 0), Restored(cast("Any", state), 0, 0, 3))
+    for offset, is_refused in enumerate((False, True, False)):
+        state.is_last_refused = is_refused
+        one.handle(Message("in", 0, offset, b"", b""))
+        written = list(one.before_commit(()))
+        assert len(written) == int(is_refused)
+        assert one.offsets([Ticket(4)] * len(written)) is not None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
@@ -17,6 +19,7 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit import commits
 from headrace.ops.audit.audited_log import AuditedLog
+from headrace.ops.audit.report import report
 from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, task_key
@@ -87,3 +90,21 @@ def test_a_task_that_is_played_and_deleted_while_the_audit_reads_is_not_lost() -
     report = WholeAudit.of(RUN, AuditRequest(use_store=False), Path(), cast("AuditedLog", log)).perform()
     assert (report.lost, report.groups.produced) == (0, 1)
     assert not [what for what in map(str, report.problems) if "in flight" in what]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_no_run_rests_of_which_components_may_run_on_other_machines(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = {"partitions": 1, "bootstrap": "shared:9092"} if is_shared else {"partitions": 1}
+    asked: list[AuditRequest] = []
+
+    def note(_run: Run, request: AuditRequest, *_: object) -> Any:
+        asked.append(request)
+        return SimpleNamespace(perform=lambda: None)
+
+    monkeypatch.setattr(WholeAudit, "of", note)
+    run = Run(RUN.address, "r", (sums_recipe(kafka=kafka),), RUN.store_address)
+    report(run, rests=True, log=cast("AuditedLog", None))
+    report(run, log=cast("AuditedLog", GoingOn()))
+    assert [one.rests for one in asked] == [not is_shared, False]

@@ -19,6 +19,7 @@ from patience import PATIENCE_S
 from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka import call_watch, transaction_ends, transactions
 from headrace.infra.kafka.clients import Connection, Fenced, KafkaAway, KafkaRefused, Outgoing, translate_error
+from headrace.infra.kafka.repeated_aborts import MOST_ABORTS
 from headrace.infra.kafka.transactions import Aborted, GroupOffsets, TransactionalWriter
 from headrace.infra.process.end_report import read_end
 from headrace.infra.process.signals import MustRestart
@@ -430,6 +431,30 @@ def test_a_call_that_never_returns_ends_the_process_as_no_failure_of_its_own(
         finally:
             returns.set()
             committing.join()
+
+
+def test_an_error_that_aborts_every_transaction_is_told_and_one_that_passes_is_waited_for(
+    writer: TransactionalWriter, producer: Failing
+) -> None:
+    def abort_by(code: int) -> None:
+        writer.begin()
+        writer.produce([Outgoing("t.tasks", b"four", b"sums:7")])
+        producer.delivered = [(code, None)]
+        writer.commit()
+
+    def abort_repeatedly(count: int, *codes: int) -> None:
+        for _ in range(count):
+            for code in codes:
+                with pytest.raises(Aborted):
+                    abort_by(code)
+
+    abort_repeatedly(MOST_ABORTS - 1, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    writer.begin()
+    writer.commit()
+    abort_repeatedly(MOST_ABORTS - 1, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError._MSG_TIMED_OUT)
+    with pytest.raises(KafkaRefused, match=r"OUT_OF_ORDER_SEQUENCE_NUMBER: .* trying again does not help"):
+        abort_by(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    abort_repeatedly(2 * MOST_ABORTS, KafkaError._MSG_TIMED_OUT)
 
 
 def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: Failing) -> None:
