@@ -74,7 +74,7 @@ class Watching(AcceptAll):
         self.seen.append(f"v{version}")
 
 
-def recipe(**trainer: Any) -> Recipe:
+def recipe(task_partitions: int = 0, **trainer: Any) -> Recipe:
     env = {"use": "arithmetic"}
     return sums_recipe(
         policies={"solver": {"path": "x"}, "judge": {"path": "y"}},
@@ -85,7 +85,7 @@ def recipe(**trainer: Any) -> Recipe:
         trainer={"groups_per_batch": 4, "minibatches": 1, "max_staleness": 1, "steps": 3, **trainer},
         evaluate={"every": 2, "problems": 3, "samples": 2},
         rollout={"group_size": 5},
-        kafka={"partitions": 2},
+        kafka={"partitions": 2, "task_partitions": task_partitions},
     )
 
 
@@ -254,6 +254,13 @@ def test_evaluations_have_their_own_stream_numbers_and_exact_versions() -> None:
         (0, {"solver": 0, "judge": 0}),
         (3, {"solver": 1, "judge": 0}),
     ]
+
+
+def test_all_partitions_of_tasks_get_some_however_few_those_of_groups_are() -> None:
+    feed = state(task_partitions=3)
+    assert {one.open.partition for one in feed.plan()} == {0, 1, 2}
+    feed.fold_weights(version("solver", 0))
+    assert [(one.task.stream, one.open.partition) for one in feed.plan()] == [("eval.sums", n) for n in range(3)]
 
 
 def evaluating(feed: FeedState) -> list[tuple[str, int]]:

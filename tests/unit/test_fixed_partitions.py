@@ -21,9 +21,12 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.lineage import group_fate, inspection
+from headrace.producers.feed.overdue import NumbersSource, Passed
+from headrace.producers.feed.task_commits import TaskCommits
 from headrace.producers.rollout.worker import fetch_group_partitions
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
+from headrace.schemas.ids import GroupId
 from headrace.schemas.topics import Topics, TopicSpec
 
 TOPIC = "t.trajectories.solver"
@@ -83,6 +86,13 @@ def test_a_worker_takes_the_number_that_the_run_began_with_however_many_its_task
     having(monkeypatch, 8)
     found = fetch_group_partitions(run_of(recipe_of(8, task_partitions=5)), ("solver",))
     assert found == {TOPIC: 8, "t.eval-groups.solver": 8}
+
+
+def test_groups_of_a_lost_number_are_looked_for_by_the_partitions_of_trajectories_and_not_of_tasks() -> None:
+    commits = TaskCommits(run_of(recipe_of(8, task_partitions=5)))
+    lost = [Passed(GroupId("sums", 7), 0, ("solver",))]
+    for overdue in (commits._overdue, commits._evaluations_overdue):
+        assert overdue.find_sources(lost) == {NumbersSource("solver", 7)}
 
 
 def test_a_count_that_differs_is_not_to_be_corrected_and_a_setting_is(monkeypatch: pytest.MonkeyPatch) -> None:

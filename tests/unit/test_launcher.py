@@ -432,9 +432,9 @@ def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, mon
     monkeypatch.setattr(launch, "_supervisor", Failed())
     monkeypatch.setattr(launch, "_call_when_reachable", lambda _: page)
     run = cast(Run, SimpleNamespace(run_id="run-1"))
-    with pytest.raises(GaveUp, match=r"died 8 times\nsolver has not made a version: no worker is alive\.$"):
+    with pytest.raises(GaveUp, match=r"died 8 times\nsolver has not made a version: no worker is alive\.$") as raised:
         launch._supervise_until_drained(run)
-    assert page.closed
+    assert (page.closed, raised.value.exit_code) == (True, 1)
 
 
 def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(

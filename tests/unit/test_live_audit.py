@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,11 +24,12 @@ from headrace.ops.audit.report import report
 from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, task_key
-from headrace.schemas.records import RecipeRevision, Snapshot
+from headrace.schemas.records import Outcome, RecipeRevision, Snapshot
 
 RECIPE = sums_recipe(kafka={"partitions": 1})
 TOPICS = RECIPE.topics
 TASKS, GROUPS = TOPICS.tasks("sums"), TOPICS.trajectories("solver")
+CURATED, OUTCOMES = TOPICS.curated("solver"), TOPICS.outcomes("solver")
 RUN = Run(RunAddress(Connection("nowhere:1"), "t"), "r", (RECIPE,), StoreAddress("nowhere:2", "b", "key", "key"))
 BODY = json.dumps({"next": {"sums": 1}}).encode()
 
@@ -108,3 +110,52 @@ def test_no_run_rests_of_which_components_may_run_on_other_machines(
     report(run, rests=True, log=cast("AuditedLog", None))
     report(run, log=cast("AuditedLog", GoingOn()))
     assert [one.rests for one in asked] == [not is_shared, False]
+
+
+class Ended(GoingOn):
+    """The log of a run that ended in 1970 with one task, and nothing moves while it is read.
+
+    Args:
+        played: Whether the workers have committed past the task.
+        curated: Whether the curators have committed past its group.
+        kept: Whether the curators have kept the group, which the trainer has not read.
+    """
+
+    def __init__(self, *, played: bool, curated: bool, kept: bool = False) -> None:
+        super().__init__()
+        self._commits = {TASKS: int(played), GROUPS: int(curated)}
+        self._messages[GROUPS] = [self._group] if played else []
+        if kept:
+            outcome = Outcome("r", "sums", 0, policy="solver", verdict="kept", component="curate")
+            self._messages[CURATED] = [replace(self._group, topic=CURATED)]
+            self._messages[OUTCOMES] = [Message(OUTCOMES, 0, 0, b"", codec.encode(outcome))]
+
+    def revisions(self) -> list[tuple[str, RecipeRevision]]:
+        return [("t.recipe[0]@0", RecipeRevision("r", recipe=RECIPE.to_json(), ended="steps", created_ms=1))]
+
+    def topics(self) -> set[str]:
+        return {TASKS, GROUPS, CURATED, OUTCOMES, TOPICS.state}
+
+    def read(self, topics: Iterable[str], _what: str) -> Iterator[Message]:
+        return self.read_uncounted(topics)
+
+    read_in_order = read
+
+    def fetch_committed(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
+        return {
+            group: commits.Committed(
+                {(group.topic, 0): 0}, {(group.topic, 0): Commit(self._commits[group.topic])}, {(group.topic, 0): 1}
+            )
+            for group in groups
+        }
+
+
+def test_what_may_still_come_of_a_run_that_ended_long_ago_is_not_lost_and_what_may_not_is() -> None:
+    for log, lost in (
+        (Ended(played=False, curated=False), 0),
+        (Ended(played=True, curated=False), 0),
+        (Ended(played=True, curated=True, kept=True), 0),
+        (Ended(played=True, curated=True), 1),
+    ):
+        report = WholeAudit.of(RUN, AuditRequest(use_store=False), Path(), cast("AuditedLog", log)).perform()
+        assert (report.lost, report.policies["solver"].in_flight) == (lost, 1), vars(log)

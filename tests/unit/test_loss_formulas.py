@@ -371,6 +371,7 @@ def test_kl_in_the_reward_lowers_advantages_without_a_gradient_of_its_own() -> N
         ({"use": "sapo", "tau_negative": 0}, "tau_positive and tau_negative must be above 0"),
         ({"use": "dppo", "variant": "tv"}, "variant must be dppo or ipo"),
         ({"use": "dppo", "adv_tau": math.inf}, "adv_tau and kl_tau must be finite and at least 0, got inf"),
+        ({"use": "dppo", "kl_tau": math.inf}, "adv_tau and kl_tau must be finite and at least 0, got 1.0 and inf"),
         ({"use": "dppo", "kl_tau": -0.1}, "adv_tau and kl_tau must be finite and at least 0, got 1.0 and -0.1"),
         ({"entropy": math.inf}, "trainer.entropy: the weight must be finite, got inf"),
         ({"use": "decoupled_ppo", "proximal": "guessed"}, "forward or interpolated"),

@@ -37,6 +37,15 @@ def test_only_the_newest_of_state_and_workers_is_kept_and_all_of_the_rest() -> N
             assert (spec.config["cleanup.policy"], spec.config["retention.ms"]) == ("delete", "-1")
 
 
+def test_every_topic_but_workers_takes_records_of_eight_mebibytes() -> None:
+    largest = {
+        spec.name: (spec.config | spec.made_with).get("max.message.bytes")
+        for spec in TOPICS.all(("sums",), ("solver",), 4, ("solver.free",))
+    }
+    assert largest.pop(TOPICS.workers) is None
+    assert set(largest.values()) == {str(8 * 1024 * 1024)}
+
+
 def test_a_components_partition_of_state_never_changes() -> None:
     components = ("feed", "evaluate", "curate.solver", trainer_component("solver.free"))
     assert [state_partition(one, 64) for one in components] == [43, 8, 21, 0]

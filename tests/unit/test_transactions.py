@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from fatal import find_raised, raise_no_exception
 from patience import PATIENCE_S
+from structlog.testing import capture_logs
 
 from headrace.infra.environment import END_REPORT_VARIABLE
 from headrace.infra.kafka import call_watch, transaction_ends, transactions
@@ -202,6 +203,20 @@ def test_what_a_start_aborts_for_others_is_not_waited_for(
     monkeypatch.setattr(transactions, "find_held_back", lambda *_: [("s", 0), ("t", 0), ("t", 1)])
     with closing(TransactionalWriter(Connection("nowhere:1"), "run.test", ["s", "t"])) as writer:
         writer.begin()
+
+
+def test_a_start_sweeps_what_it_may_write_to_and_tells_what_it_may_not(
+    producer: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "open_transactional_producer", lambda *_, **__: producer)
+    monkeypatch.setattr(transactions, "find_held_back", lambda *_: [("s", 0), ("t", 0), ("t", 1)])
+    producer.delivered = [(KafkaError.TOPIC_AUTHORIZATION_FAILED, None)]
+    with capture_logs() as logs, closing(TransactionalWriter(Connection("nowhere:1"), "run.test", ["s", "t"])):
+        pass
+    refused, swept = logs
+    assert (refused["event"], swept["event"]) == ("transaction.not_swept", "transaction.swept")
+    assert refused["why"].startswith("delivering s 'swept' of 0 bytes: Kafka answers TOPIC_AUTHORIZATION_FAILED")
+    assert swept["partitions"] == "t[0], t[1]"
 
 
 def test_a_coordinator_that_is_away_is_waited_for(writer: TransactionalWriter, producer: Failing) -> None:
