@@ -23,19 +23,20 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 EXHAUSTED = (
+    faults.crash,
     faults.crash_in_a_transaction,
+    faults.sleep,
     faults.sleep_in_a_transaction,
     faults.lose_an_object,
     faults.forge_versions,
 )
 """With these at any point, all orders of steps of a run of one version are looked at, to the last."""
 
-MOST = 60_000
-"""States that are looked at of the world of another fault: those that the fewest steps lead to, in some 30 s of a core.
+MOST = 80_000
+"""States that are looked at of the world of another fault: those that the fewest steps lead to, in some 40 s of a core.
 
-While curators or store are held up time goes on without end, and so do the states. Those of a process that is killed or
-suspended between its turns are too many. Beyond the bound there are only sketches: one fair order of steps, with the
-fault at each point of it.
+While curators or store are held up time goes on without end, and so do the states; after a lost tail there are more
+than 400,000. Beyond the bound there are only sketches: one fair order of steps, with the fault at each point of it.
 """
 
 
