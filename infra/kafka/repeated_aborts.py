@@ -16,8 +16,8 @@ class RepeatedAborts:
     def __init__(self) -> None:
         self._code, self._count = 0, 0
 
-    def count(self, error: KafkaError) -> bool:
-        """Count an aborted transaction; return whether its error has aborted MOST_ABORTS in a row."""
+    def note_abort(self, error: KafkaError) -> bool:
+        """Note that an error aborted a transaction; return whether its error has aborted MOST_ABORTS in a row."""
         code = error.code()
         if error.retriable() or code in AWAY_ERRORS | PURGED:
             return False

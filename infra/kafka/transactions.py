@@ -356,7 +356,7 @@ class TransactionalWriter:
         """Abort, and raise Aborted if a retry may succeed, else KafkaRefused."""
         self.abort()
         cause: KafkaError = error.args[0]
-        if self._aborts.count(cause) or cause.code() in REFUSED:
+        if self._aborts.note_abort(cause) or cause.code() in REFUSED:
             raise KafkaRefused(
                 f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and trying again "
                 f"does not help: {REMEDIES.get(cause.code(), OTHERWISE)}, then give the same command again"
