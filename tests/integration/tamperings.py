@@ -1,6 +1,7 @@
 """Ways to break a promise in a run's log, and what the audit must say of each.
 
 Some of each part of the audit, over the records of real components. tests/unit/test_audit*.py have its every sentence.
+Part of the catalogue was written by authors who had not seen the audit's code.
 """
 
 from __future__ import annotations
