@@ -426,7 +426,7 @@ def k1_curators_commit_forward(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 10)
 
 
-@tampering("restores .* from the snapshot at offset")
+@tampering("names the snapshot at offset 1 of `state`, but the snapshot .* is newer, and no commit names it")
 def k3_commit_that_names_another_snapshot(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset, metadata='{"snapshot": 1}')
 
