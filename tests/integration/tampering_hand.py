@@ -125,6 +125,12 @@ class Hand:
         message = self.about(self.curated, self.trained[0].number)[0]
         return message, codec.decode(message.value, CuratedGroup)
 
+    def beside(self, message: Message) -> Message:
+        """The record before one in its partition; of the first, the one after it."""
+        found = self.run.messages[message.topic, message.partition]
+        at = found.index(message)
+        return found[at - 1 if at else 1]
+
     def event(self, version: int) -> tuple[Message, WeightsPublished]:
         return next((m, e) for m, e in self.decoded(self.weights, WeightsPublished) if e.version == version)
 
@@ -245,6 +251,14 @@ class Hand:
         self.run.messages.setdefault((self.topics.dead_letters, 0), [])
         self.append(about, letter, topic=self.topics.dead_letters, partition=0)
 
+    def bury(self, number: int, **fields: Any) -> Message:
+        """Let a dropped group be undecodable, with a dead letter instead of its outcome; return the dead letter."""
+        [message] = self.about(self.trajectories, number)
+        unreadable = self.put(message, value=bytes(40))
+        self.remove(self.outcome(number)[0])
+        self.forge_letter(unreadable, number, **{"key": message.key, "headers": dict(message.headers), **fields})
+        return self.all(self.topics.dead_letters)[-1]
+
     def change_group(self, number: int, change: Callable[[TrajectoryGroup], TrajectoryGroup], **headers: Any) -> None:
         """Change a group in its trajectories and inside its curated record."""
         for message in self.about(self.trajectories, number):
@@ -270,6 +284,20 @@ class Hand:
                 body = json.loads(snapshot.body)
                 change(body)
                 self.put(message, replace(snapshot, body=json.dumps(body).encode()))
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        self.run.topics.discard(topic)
+        for (name, _), found in self.run.messages.items():
+            if name == topic:
+                found.clear()
+
+    def spoil(self, claim: ClaimCheck | None) -> None:
+        """Change a byte of an object."""
+        assert claim is not None
+        data = bytearray(self.run.objects[claim.key])
+        data[len(data) // 2] ^= 1
+        self.run.objects[claim.key] = bytes(data)
 
     def lose(self, claim: ClaimCheck | None) -> None:
         assert claim is not None

@@ -1,6 +1,7 @@
 """Ways to break a promise in a run's log, and what the audit must say of each.
 
 Some of each part of the audit, over the records of real components. tests/unit/test_audit*.py have its every sentence.
+Part of the catalogue was written by authors who had not seen the audit's code.
 """
 
 from __future__ import annotations
@@ -425,7 +426,7 @@ def k1_curators_commit_forward(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset + 10)
 
 
-@tampering("restores .* from the snapshot at offset")
+@tampering("names the snapshot at offset 1 of `state`, but the snapshot .* is newer, and no commit names it")
 def k3_commit_that_names_another_snapshot(hand: Hand) -> None:
     hand.commit(hand.topics.curate_group("solver"), lambda offset: offset, metadata='{"snapshot": 1}')
 
