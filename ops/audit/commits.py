@@ -66,8 +66,17 @@ def fetch_committed(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]
     return found
 
 
-def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message], run_id: str) -> Iterator[str]:
-    """Yield what is wrong with commits; `snapshots` were read before the commits were asked for."""
+def problems(
+    asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message], run_id: str, *, rests: bool
+) -> Iterator[str]:
+    """Yield what is wrong with commits.
+
+    Args:
+        asked: The commits.
+        snapshots: The newest snapshot of each key, read before the commits were asked for.
+        run_id: Id of the run.
+        rests: Whether no component of the run writes meanwhile.
+    """
     for group, committed in asked.items():
         for (topic, partition), commit in sorted(committed.commits.items()):
             begin, end = committed.begin[topic, partition], committed.end[topic, partition]
@@ -77,11 +86,11 @@ def problems(asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message
                     f"the offsets of that partition are {begin} to {end}"
                 )
         if group.component:
-            yield from _compare_with_snapshots(group, committed, snapshots, run_id)
+            yield from _compare_with_snapshots(group, committed, snapshots, run_id, rests=rests)
 
 
 def _compare_with_snapshots(
-    group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str
+    group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str, *, rests: bool
 ) -> Iterator[str]:
     for topic, partition in committed.end:
         name = name_partition((topic, partition))
@@ -109,16 +118,28 @@ def _compare_with_snapshots(
                     f"consumer group {group.name} has no committed offset of {name}, but its snapshot "
                     f"{name_offset(newest)} was taken at offset {position} of that partition"
                 )
-        elif commit.offset < position:
-            yield (
-                f"consumer group {group.name} has committed offset {commit.offset} of {name}, but its snapshot "
-                f"{name_offset(newest)} was taken at the later offset {position} of that partition"
-            )
-        elif _find_snapshot_offset(commit) < newest.offset:
-            yield (
-                f"the commit of consumer group {group.name} for {name} names {_name_snapshot(commit)}, but the "
-                f"snapshot {name_offset(newest)} is newer, and no commit names it"
-            )
+        else:
+            yield from _compare_commit(f"consumer group {group.name}", name, commit, newest, position, rests=rests)
+
+
+def _compare_commit(
+    group: str, name: str, commit: Commit, newest: Message, position: int, *, rests: bool
+) -> Iterator[str]:
+    if commit.offset < position:
+        yield (
+            f"{group} has committed offset {commit.offset} of {name}, but its snapshot {name_offset(newest)} was taken "
+            f"at the later offset {position} of that partition"
+        )
+    elif _find_snapshot_offset(commit) < newest.offset:
+        yield (
+            f"the commit of {group} for {name} names {_name_snapshot(commit)}, but the snapshot {name_offset(newest)} "
+            "is newer, and no commit names it"
+        )
+    elif rests and _find_snapshot_offset(commit) > newest.offset:
+        yield (
+            f"the commit of {group} for {name} names {_name_snapshot(commit)}, but that snapshot is missing: the "
+            f"newest one is {name_offset(newest)}"
+        )
 
 
 def _find_position(snapshot: Snapshot, name: str) -> int:

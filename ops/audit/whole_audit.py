@@ -133,12 +133,7 @@ class WholeAudit:
         """Read all topics about groups; return the positions of their readers from before."""
         if not self.request.rests and self.run.topics.state in there:
             begin(self.log, self.fold, self.run.topics.state)
-        asked = self.log.fetch_committed(
-            [
-                *self._list_groups(there),
-                *(g for g in commits.list_evaluation_consumer_groups(self.run) if g.topic in there),
-            ]
-        )
+        asked = self.log.fetch_committed(self._list_groups(there))
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = self._find_reader_positions(asked, there)
         self.fold.account.known.answered = {
@@ -263,13 +258,16 @@ class WholeAudit:
         return positions
 
     def _check_commits(self, there: set[str]) -> None:
-        for what in commits.problems(
-            self.log.fetch_committed(self._list_groups(there)), self.fold.snapshots, self.run.run_id
-        ):
+        asked = self.log.fetch_committed(self._list_groups(there))
+        for what in commits.problems(asked, self.fold.snapshots, self.run.run_id, rests=self.request.rests):
             self.other.add_sentence(what)
 
     def _list_groups(self, there: set[str]) -> list[commits.Group]:
-        return [group for group in commits.list_training_consumer_groups(self.run) if group.topic in there]
+        groups = (
+            *commits.list_training_consumer_groups(self.run),
+            *commits.list_evaluation_consumer_groups(self.run),
+        )
+        return [group for group in groups if group.topic in there]
 
     # ----------------------------------------------------------------------------------------------------- evaluations
 

@@ -595,6 +595,22 @@ tampering.add(
     "has committed offset .*, but its snapshot .* was taken",
     lambda hand: hand.commit(hand.topics.curate_group("solver"), lambda _: 1),
 )
+tampering.add(
+    "k22_evaluators_commit_forward",
+    "has committed offset .*eval-tasks.sums.*, but the offsets of that partition are",
+    lambda hand: hand.commit(hand.topics.rollout_group("sums"), lambda offset: offset + 10, hand.eval_tasks),
+)
+tampering.add(
+    "k23_commit_that_names_a_snapshot_to_come",
+    "names the snapshot at offset 9999 of `state`, but that snapshot is missing",
+    lambda hand: hand.commit(hand.topics.curate_group("solver"), lambda offset: offset, metadata='{"snapshot": 9999}'),
+    *RESTING,
+)
+
+
+@tampering("but that snapshot is missing: the newest one is", *RESTING)
+def k24_newest_snapshot_of_a_partition_removed(hand: Hand) -> None:
+    hand.remove(hand.newest(b"curate.")[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- objects

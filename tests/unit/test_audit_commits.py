@@ -30,13 +30,14 @@ class Case:
     at: int = 5
     has_others: bool = False
     """Whether the group has committed another partition."""
+    rests: bool = False
 
     def said(self) -> list[str]:
         others = {(TOPIC, 1): Commit(0)} if self.has_others else {}
         mine = {PARTITION_ID: self.commit} if self.commit else {}
         asked = commits.Committed({PARTITION_ID: 2, (TOPIC, 1): 0}, mine | others, {PARTITION_ID: 9, (TOPIC, 1): 0})
         found = {KEY: Message("t.state", 0, self.at, KEY, codec.encode(self.snapshot))} if self.snapshot else {}
-        return list(commits.problems({GROUP: asked}, found, "r"))
+        return list(commits.problems({GROUP: asked}, found, "r", rests=self.rests))
 
 
 def moved(case: Case, offset: int) -> Case:
@@ -73,6 +74,10 @@ SAYS: list[tuple[Callable[[Case], Case], str]] = [
         f"for {TOPIC}[0] names no snapshot, but the snapshot t.state[0]@5 is newer",
     ),
     (
+        lambda case: replace(case, at=4, rests=True),
+        "names the snapshot at offset 5 of `state`, but that snapshot is missing: the newest one is t.state[0]@4",
+    ),
+    (
         lambda case: of(case, run_id="other"),
         f"the snapshot t.state[0]@5 of {TOPIC}[0] is of another run, with the id 'other'",
     ),
@@ -86,6 +91,8 @@ SAYS: list[tuple[Callable[[Case], Case], str]] = [
 def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
     assert Case().said() == []
     assert replace(Case(), commit=Commit(8), snapshot=None).said() == [], "it may have written none yet"
+    assert replace(Case(), rests=True).said() == []
+    assert replace(Case(), at=4).said() == [], "the curator has written the next one since"
 
 
 def test_of_a_group_whose_offsets_kafka_has_forgotten_nothing_is_said() -> None:
