@@ -133,7 +133,7 @@ class WholeAudit:
         """Read all topics about groups; return the positions of their readers from before."""
         if not self.request.rests and self.run.topics.state in there:
             begin(self.log, self.fold, self.run.topics.state)
-        asked = self.log.fetch_committed(self._list_groups(there))
+        asked = self._fetch_committed(there)
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = self._find_reader_positions(asked, there)
         self.fold.account.known.answered = {
@@ -258,16 +258,16 @@ class WholeAudit:
         return positions
 
     def _check_commits(self, there: set[str]) -> None:
-        asked = self.log.fetch_committed(self._list_groups(there))
+        asked = self._fetch_committed(there)
         for what in commits.problems(asked, self.fold.snapshots, self.run.run_id, rests=self.request.rests):
             self.other.add_sentence(what)
 
-    def _list_groups(self, there: set[str]) -> list[commits.Group]:
+    def _fetch_committed(self, there: set[str]) -> AskedGroups:
         groups = (
             *commits.list_training_consumer_groups(self.run),
             *commits.list_evaluation_consumer_groups(self.run),
         )
-        return [group for group in groups if group.topic in there]
+        return self.log.fetch_committed([group for group in groups if group.topic in there])
 
     # ----------------------------------------------------------------------------------------------------- evaluations
 

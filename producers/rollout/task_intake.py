@@ -134,7 +134,7 @@ class TaskIntake(threading.Thread):
             self._consumer.subscribe(list(self._member.topics), **callbacks)
             while not self._over.is_set():
                 self.turn()
-            self._commit_last(self._consumer, self.owned)  # now, as `close` first answers rebalances that wait
+            self._commit_last(self.owned)  # now, as `close` first answers rebalances that wait
             self._consumer.close()
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
@@ -169,14 +169,14 @@ class TaskIntake(threading.Thread):
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit done tasks, take back the starts of open tasks, and forget the partitions."""
         partition_ids = _partitions_of(partitions)
-        self._commit_last(consumer, [partition_id for partition_id in partition_ids if partition_id in self.owned])
+        self._commit_last([partition_id for partition_id in partition_ids if partition_id in self.owned])
         self._forget(consumer, partition_ids)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget the partitions: it is too late for a commit."""
         self._forget(consumer, _partitions_of(partitions))
 
-    def _commit_last(self, consumer: Consumer, partition_ids: Iterable[PartitionId]) -> None:
+    def _commit_last(self, partition_ids: Iterable[PartitionId]) -> None:
         """Commit for the last time, without waiting, as the broker may be dead.
 
         The client tells Kafka that it gave up the partitions only after the answer, so the next owner sees the commit.
@@ -188,7 +188,7 @@ class TaskIntake(threading.Thread):
         if not leaving:
             return
         try:
-            consumer.commit(offsets=self._list_offsets(leaving), asynchronous=True)
+            self._consumer.commit(offsets=self._list_offsets(leaving), asynchronous=True)
             self._unanswered.update(leaving)
         except KafkaException as error:
             _report_lost(error.args[0].str(), leaving)

@@ -299,6 +299,12 @@ class Hand:
         data[len(data) // 2] ^= 1
         self.run.objects[claim.key] = bytes(data)
 
+    def exchange_objects(self, one: ClaimCheck | None, other: ClaimCheck | None) -> None:
+        assert one is not None
+        assert other is not None
+        objects = self.run.objects
+        objects[one.key], objects[other.key] = objects[other.key], objects[one.key]
+
     def lose(self, claim: ClaimCheck | None) -> None:
         assert claim is not None
         del self.run.objects[claim.key]

@@ -439,11 +439,7 @@ tampering.add("x1_delta_gone", "does not exist in the store", lambda hand: hand.
 
 @tampering("has sha256")
 def x3_objects_exchanged(hand: Hand) -> None:
-    one, other = hand.pointer(0)[1].checkpoint, hand.pointer(4)[1].checkpoint
-    assert one is not None
-    assert other is not None
-    objects = hand.run.objects
-    objects[one.key], objects[other.key] = objects[other.key], objects[one.key]
+    hand.exchange_objects(hand.pointer(0)[1].checkpoint, hand.pointer(4)[1].checkpoint)
 
 
 # ------------------------------------------------------------------------------------------------------------- compound

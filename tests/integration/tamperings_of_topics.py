@@ -616,15 +616,6 @@ def k24_newest_snapshot_of_a_partition_removed(hand: Hand) -> None:
 # -------------------------------------------------------------------------------------------------------------- objects
 
 
-def exchange_objects(hand: Hand) -> None:
-    deltas = [event.weights for _, event in hand.decoded(hand.weights, WeightsPublished) if event.kind == "delta"]
-    one, other = deltas[0], deltas[1]
-    assert one is not None
-    assert other is not None
-    objects = hand.run.objects
-    objects[one.key], objects[other.key] = objects[other.key], objects[one.key]
-
-
 tampering.add("x20_byte_of_a_delta_altered", "has sha256", lambda hand: hand.spoil(a_delta(hand)[1].weights))
 tampering.add("x21_byte_of_an_anchor_altered", "has sha256", lambda hand: hand.spoil(hand.event(0)[1].weights))
 tampering.add("x22_byte_of_a_checkpoint_altered", "has sha256", lambda h: h.spoil(h.pointer(4)[1].checkpoint))
@@ -634,4 +625,9 @@ tampering.add(
 tampering.add(
     "x24_checkpoint_gone", "checkpoint of version 0 .* does not exist", lambda h: h.lose(h.pointer(0)[1].checkpoint)
 )
-tampering.add("x25_deltas_exchanged", "has sha256", exchange_objects)
+
+
+@tampering("has sha256")
+def x25_deltas_exchanged(hand: Hand) -> None:
+    deltas = [event.weights for _, event in hand.decoded(hand.weights, WeightsPublished) if event.kind == "delta"]
+    hand.exchange_objects(deltas[0], deltas[1])
