@@ -52,6 +52,7 @@ class Fields:
     outcome: Callable[[Any], tuple[Any, ...]]
     position: Callable[[Any], tuple[Any, ...]]
     use: Callable[[Any], tuple[Any, ...]]
+    versions: Callable[[Any], tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ def _make_fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields
         eviction=get("verdict", "group"),
         hint=get("partition", "offset"),
         outcome=get("stream", "number", "use", "level", "verdict", "reason", "component", "revision"),
+        versions=get("min_version", "max_version", "head_version"),
         position=get("partition", "offset"),
         use=get("stream", "number", "use"),
     )
@@ -117,7 +119,12 @@ class RunAccount:
         """Next number of every stream, from its tasks."""
         self.numbers = {variant: PolicyNumbers(variant) for variant in variants}
         self.chains = {
-            variant: WeightsChain(variant, topics.curated(variant), recipe.trainer_of(variant).steps)
+            variant: WeightsChain(
+                variant,
+                topics.curated(variant),
+                recipe.trainer_of(variant).steps,
+                min(one.trainer_of(variant).steps for one in revisions or (recipe,) if variant in one.policy_variants),
+            )
             for variant in variants
         }
         self.flights = {v: Flight(v, self.numbers[v], self.chains[v], bounds) for v in variants}
@@ -141,7 +148,7 @@ class RunAccount:
         """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
-        where = f"{record_id[0]}[{record_id[1]}]@{record_id[2]}"
+        where = name_record(record_id)
         for group in groups:
             stream, number, use = fields.use(group)
             numbers.mark_trained(stream, number, use, version)
@@ -171,24 +178,32 @@ class RunAccount:
                 )
             if self.known.keeps_positions:
                 numbers.named_positions[fields.use(group)] = partition, offset
+        concluded = (*groups, *(group for one in evictions if (group := fields.eviction(one)[1]) is not None))
+        chain.resume.fold_batch(version, record_id[2], map(fields.hint, concluded))
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         chain.fold_positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
         if is_last:
             chain.mark_all_groups_reported()
 
-    def fold_outcome(self, variant: str, outcome: object, fields: Fields) -> None:
-        """Count an outcome; outcomes of evaluations are skipped."""
+    def fold_outcome(self, variant: str, outcome: object, fields: Fields, record_id: RecordId) -> None:
+        """Count an outcome at a position; outcomes of evaluations are skipped."""
         numbers = self.numbers[variant]
         stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
         if is_eval(stream):
             return
         self.revisions.note_number(self._outcomes[variant], stream, number, revision)
+        self.note_sampled(policy_of(variant), fields.versions(outcome), record_id)
         if level == "trajectory":
             numbers.count_discarded_trajectory()
         elif verdict == "kept":
             numbers.mark_kept(stream, number, use)
         else:
             numbers.mark_discarded(stream, number, use, (component, verdict, reason))
+
+    def note_sampled(self, policy: str, versions: Iterable[int], record_id: RecordId) -> None:
+        """Take in the versions that a record of a group names: they must be published."""
+        for version in versions:
+            self.chains[policy].note_sampled(version, lambda: name_record(record_id))
 
     def fold_produced(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
         """Count a produced group at a position; return False if it is not the first of its number."""
@@ -314,6 +329,8 @@ class RunAccount:
                     problems.add_sentence(what)
             broken.extend(self.chains[variant].problems(still=own.still, over=own.drained))
             problems.extend(self.chains[variant].backwards)
+            for what in self.chains[variant].resume.problems(self.chains[variant].last_positions):
+                problems.add_sentence(what)
         for found in (broken, self.unread.problems(positions or {}), self.found):
             problems.extend(found)
         for what in self.revisions.problems(self.begins):
@@ -369,6 +386,12 @@ def describe_unusable(error: Exception) -> str:
     if isinstance(error, ValueError):
         return str(error)
     return f"its JSON does not have the form that the feeder writes ({type(error).__name__}: {error})"
+
+
+def name_record(record_id: RecordId) -> str:
+    """Return the position of a record as problems name it."""
+    topic, partition, offset = record_id
+    return f"{topic}[{partition}]@{offset}"
 
 
 def list_own_topics(topics: Topics, variant: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ class GroupStamp(NamedTuple):
     revision: int
     min_version: int
     max_version: int
+    head_version: int = -1
 
 
 class Flight:
@@ -57,6 +58,8 @@ class Flight:
             elif offset < self._chain.aged_positions.get(partition, 0) and deadline < self._chain.newest - 1:
                 bits |= OVERDUE
         self._numbers.mark_curated(*identity, bits, sent_back=sent_back)
+        if self._numbers.is_open(*identity, sent_back=sent_back):
+            self._chain.resume.note_open(partition, offset)
 
     def deadline(self, revision: int, min_version: int) -> int | None:
         """Return the last version at which a first use may be trained on; None if no recipe gives it."""

@@ -19,6 +19,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.retired import Retired
 from headrace.ops.audit.account import (
     NO_SNAPSHOT,
     OF_PLAIN,
@@ -62,6 +63,8 @@ class AuditFold:
         self.snapshots: dict[bytes, Message] = {}
         """The newest snapshot of the evaluator and of every curator, by key."""
         self.feeder = FeederSnapshot()
+        self.retired = Retired(run_id, recipe.policy_variants)
+        """The versions whose objects may be deleted, by the records read so far."""
         self.curated = frozenset(recipe.topics.curated(variant) for variant in recipe.policy_variants)
         """Topics of curated groups."""
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
@@ -122,7 +125,7 @@ class AuditFold:
             if isinstance(record, BatchTrained):
                 self.account.fold_batch(variant, record, OF_RECORD, record_id)
             else:
-                self.account.fold_outcome(variant, record, OF_RECORD)
+                self.account.fold_outcome(variant, record, OF_RECORD, record_id)
 
     def _find_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
         """Return the policy variant that owns a topic if the record's policy and variant fit it; else an empty word."""
@@ -143,7 +146,8 @@ class AuditFold:
         plain = codec.decode_plain(message.value, Outcome)
         if plain["run_id"] != self.run_id:
             return False
-        self.account.fold_outcome(self._require_owner(message.topic, plain["policy"]), plain, OF_PLAIN)
+        variant = self._require_owner(message.topic, plain["policy"])
+        self.account.fold_outcome(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
         return True
 
     def _fold_batch(self, message: Message) -> bool:
@@ -170,6 +174,8 @@ class AuditFold:
     def _fold_state(self, message: Message) -> bool:
         if self.feeder.fold_message(message):
             return True
+        if self.retired.fold_message(message):
+            return True
         if message.key == EVALUATOR_KEY or message.key.startswith(CURATOR_KEY):
             self.snapshots[message.key] = message
             return True
@@ -181,6 +187,7 @@ class AuditFold:
             return False
         link = ChainLink(pointer.epoch, "", pointer.weights_hash, name_offset(message))
         self.account.chains[variant].fold_checkpoint(pointer.version, link)
+        self.account.chains[variant].resume.fold_pointer(pointer, name_offset(message))
         return True
 
     def _fold_weights(self, message: Message) -> bool:
@@ -210,9 +217,11 @@ class AuditFold:
         return self.account.fold_produced(policy, group.stream, group.number, record_id)
 
     def _fold_curated(self, message: Message) -> bool:
-        _, curated = self._read_checked_headers(message)
+        policy, curated = self._read_checked_headers(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
         flight.fold_curated(curated, message.partition, message.offset, sent_back=is_sent_back(message))
+        versions = (curated.min_version, curated.max_version, curated.head_version)
+        self.account.note_sampled(policy, versions, (message.topic, message.partition, message.offset))
         return True
 
     def _read_checked_headers(self, message: Message) -> tuple[str, GroupStamp]:

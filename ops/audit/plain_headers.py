@@ -35,9 +35,9 @@ def read_group_headers(message: Message) -> tuple[bytes, str, GroupStamp]:
     try:
         run_id, policy, stream = found["run_id"], found["policy"].decode(), found["stream"].decode()
         number, use, revision = int(found["number"]), int(found["use"]), int(found["revision"])
-        oldest, newest = int(found.get("min_version", b"-1")), int(found.get("max_version", b"-1"))
+        oldest, newest, head = (int(found.get(f"{one}_version", b"-1")) for one in ("min", "max", "head"))
     except KeyError as error:
         raise HeaderError(f"header {error} is missing") from error
     except ValueError as error:
         raise HeaderError(f"a header is malformed: {error}") from error
-    return run_id, policy, GroupStamp(stream, number, use, revision, oldest, newest)
+    return run_id, policy, GroupStamp(stream, number, use, revision, oldest, newest, head)

@@ -10,11 +10,12 @@ version.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from headrace.ops.audit.bounds import MOST_AHEAD
 from headrace.ops.audit.problems import Problems
+from headrace.ops.audit.resume_points import ResumePoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,14 @@ class WeightsChain:
         policy: Name of the policy, or of the shadow as `policy.variant`.
         curated: Name of the curated topic; batches give the trainer's positions on it.
         steps: Its last version.
+        earliest_end: The earliest last version of all recipes of the run; None if that is `steps`.
     """
 
-    def __init__(self, policy: str, curated: str, steps: int) -> None:
+    def __init__(self, policy: str, curated: str, steps: int, earliest_end: int | None = None) -> None:
         self.policy = policy
         self.steps = steps
+        self.resume = ResumePoints(policy, curated)
+        self._earliest_end = steps if earliest_end is None else earliest_end
         self.broken = Problems()
         """Problems of the chain that are found while the records are read."""
         self.backwards = Problems()
@@ -55,6 +59,8 @@ class WeightsChain:
         self._begun: dict[int, ChainLink] = {}
         """Anchors that publish an earlier version again, under the next epoch."""
         self._checkpoints: dict[int, ChainLink] = {}
+        self._sampled: dict[int, str] = {}
+        """Version that a group names to the first record that names it."""
         self._positions: dict[int, int] = {}
         self._settled: dict[int, int] = {}
         self._reported_positions: dict[int, int] = {}
@@ -74,6 +80,11 @@ class WeightsChain:
     def fold_event(self, version: int, link: ChainLink, base_version: int = -1, *, final: bool = False) -> None:
         """Record that a version is published: as a delta if `base_version` is a version; `final` if it is the last."""
         self._unmarked = (version, link.where) if version == self.steps and not final else None
+        if final and version < self._earliest_end:
+            self.broken.add_sentence(
+                f"version {version} of {self.policy} is marked as final, but by no recipe of the run it is the last "
+                f"one: {link.where}"
+            )
         self._anchors[version] = self._anchor
         before = self._begun.get(version) or self._events.get(version)
         is_newest = version == next(reversed(self._events), -1)
@@ -145,6 +156,11 @@ class WeightsChain:
             self.broken.add_sentence(f"version {version} of {self.policy} {done} after version {newest}: {link.where}")
         links[version] = link
 
+    def note_sampled(self, version: int, where: Callable[[], str]) -> None:
+        """Take in a version that a group of this policy names; `where` gives the position of its record."""
+        if version >= 0 and version not in self._sampled:
+            self._sampled[version] = where()
+
     def fold_positions(self, positions: Iterable[tuple[int, int]], where: str, *, version: int, settles: bool) -> None:
         """Take in the trainer's positions on the curated topic.
 
@@ -182,6 +198,11 @@ class WeightsChain:
         return self._checkpoints.keys()
 
     @property
+    def newest_event(self) -> int:
+        """The newest version that is published; -1 for none."""
+        return max(self._events, default=-1)
+
+    @property
     def newest(self) -> int:
         """The newest version that was trained; -1 for none."""
         return max(self._batches, default=-1)
@@ -213,7 +234,7 @@ class WeightsChain:
         # A later recipe may end the run at a version that was published when it was not the last one.
         if self._unmarked and self._unmarked[0] in self._made_last:
             found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked[1]}")
-        here = (*self._find_gaps(), *self._find_cuts(), *self._find_wrong_bases())
+        here = (*self._find_gaps(), *self._find_cuts(), *self._find_wrong_bases(), *self._find_unpublished())
         for what in (*here, *self._find_disagreements(still=still), *self._find_left_out(still=still, over=over)):
             found.add_sentence(what)
         return found
@@ -263,6 +284,14 @@ class WeightsChain:
         if over and newest > published and newest not in self._checkpoints:
             where = self._batches[newest].where
             yield f"version {newest} of {self.policy} is the last one, but is not published: {where}"
+
+    def _find_unpublished(self) -> Iterator[str]:
+        """Yield the versions that groups name and that were never published: no worker can have had them.
+
+        The events must be read after the groups. Without any event (groups copied to another cluster) nothing is said.
+        """
+        for version in sorted(self._sampled.keys() - self._events.keys()) if self._events else ():
+            yield f"version {version} of {self.policy} is not published, but {self._sampled[version]} names it"
 
     def _find_event(self, version: int) -> ChainLink | None:
         """Return the newest event of a version; None if it is not published."""

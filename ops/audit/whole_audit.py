@@ -28,6 +28,7 @@ from headrace.ops.audit.parts import Parts
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.recipe_records import recipe_problems, run_end_problems, schema_problems
 from headrace.ops.audit.results import Audit
+from headrace.ops.audit.retired_versions import find_wrongly_retired
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas.headers import HeaderError
@@ -114,6 +115,8 @@ class WholeAudit:
         for what in self.objects.find_unretired(self.log.read_retired) if self.objects else ():
             self.broken.add_sentence(what)
         self.fold.fold_feeder_snapshot()
+        for what in find_wrongly_retired(self.fold.retired, self.fold.account.chains, still=self.request.rests):
+            self.other.add_sentence(what)
         for what in _check_recipe_and_checkpoints(self, offline=offline):
             self.other.add_sentence(what)
         if self.deep is not None:

@@ -16,6 +16,7 @@ from tampered_command import WORDS, done, interrupted, suspended_trainer, wait_f
 from tampering_hand import Hand
 from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, named
 from tamperings_of_topics import OF_TOPICS
+from tamperings_of_versions import OF_VERSIONS
 
 from headrace.infra.kafka.clients import get_admin, open_producer
 from headrace.infra.run.run import Run
@@ -38,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def cases() -> list[tuple[Tampering, str]]:
-    return [(one, run) for one in (*CATALOGUE, *OF_TOPICS) for run in one.on]
+    return [(one, run) for one in (*CATALOGUE, *OF_TOPICS, *OF_VERSIONS) for run in one.on]
 
 
 @pytest.mark.audit
