@@ -123,7 +123,7 @@ class RunAccount:
                 variant,
                 topics.curated(variant),
                 recipe.trainer_of(variant).steps,
-                min(one.trainer_of(variant).steps for one in revisions or (recipe,) if variant in one.policy_variants),
+                bounds.earliest_ends[variant],
             )
             for variant in variants
         }
@@ -148,7 +148,7 @@ class RunAccount:
         """Count a batch at a position, and follow its version."""
         numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
         version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
-        where = name_record(record_id)
+        where = f"{record_id[0]}[{record_id[1]}]@{record_id[2]}"
         for group in groups:
             stream, number, use = fields.use(group)
             numbers.mark_trained(stream, number, use, version)
@@ -167,23 +167,19 @@ class RunAccount:
             chain.fold_batch(version, link, is_last=batches.is_last(version, revision))
             batches.fold_batch(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
         verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
-        reported = [fields.position(position) for position in positions]
+        reported = dict(fields.position(position) for position in positions)
         for group in groups:
-            partition, offset = fields.hint(group)
-            if 0 <= (end := dict(reported).get(partition, offset + 1)) <= offset:
-                at = f"{self.recipe.topics.curated(policy_variant)}[{partition}]@{offset}"
-                self.found.add_sentence(
-                    f"version {version} of {policy_variant} was trained on the group at {at}, but its trainer had read "
-                    f"that partition only to offset {end}: {where}"
-                )
+            hint = fields.hint(group)
+            chain.positions.check_hint(f"version {version} of {policy_variant}", hint, reported, where)
             if self.known.keeps_positions:
-                numbers.named_positions[fields.use(group)] = partition, offset
+                numbers.named_positions[fields.use(group)] = hint
         concluded = (*groups, *(group for one in evictions if (group := fields.eviction(one)[1]) is not None))
         chain.resume.fold_batch(version, record_id[2], map(fields.hint, concluded))
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
-        chain.fold_positions(reported, where, version=version, settles=version >= 0 or bool(verdicts - {"dead"}))
+        settles = version >= 0 or bool(verdicts - {"dead"})
+        chain.positions.fold_record(reported, where, version=version, settles=settles)
         if is_last:
-            chain.mark_all_groups_reported()
+            chain.positions.mark_all_groups_reported()
 
     def fold_outcome(self, variant: str, outcome: object, fields: Fields, record_id: RecordId) -> None:
         """Count an outcome at a position; outcomes of evaluations are skipped."""
@@ -192,18 +188,13 @@ class RunAccount:
         if is_eval(stream):
             return
         self.revisions.note_number(self._outcomes[variant], stream, number, revision)
-        self.note_sampled(policy_of(variant), fields.versions(outcome), record_id)
+        self.chains[policy_of(variant)].note_sampled(fields.versions(outcome), record_id)
         if level == "trajectory":
             numbers.count_discarded_trajectory()
         elif verdict == "kept":
             numbers.mark_kept(stream, number, use)
         else:
             numbers.mark_discarded(stream, number, use, (component, verdict, reason))
-
-    def note_sampled(self, policy: str, versions: Iterable[int], record_id: RecordId) -> None:
-        """Take in the versions that a record of a group names: they must be published."""
-        for version in versions:
-            self.chains[policy].note_sampled(version, lambda: name_record(record_id))
 
     def fold_produced(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
         """Count a produced group at a position; return False if it is not the first of its number."""
@@ -328,8 +319,8 @@ class RunAccount:
                 for _, what in beyond:
                     problems.add_sentence(what)
             broken.extend(self.chains[variant].problems(still=own.still, over=own.drained))
-            problems.extend(self.chains[variant].backwards)
-            for what in self.chains[variant].resume.problems(self.chains[variant].last_positions):
+            problems.extend(self.chains[variant].positions.found)
+            for what in self.chains[variant].find_wrong_resume_points():
                 problems.add_sentence(what)
         for found in (broken, self.unread.problems(positions or {}), self.found):
             problems.extend(found)
@@ -386,12 +377,6 @@ def describe_unusable(error: Exception) -> str:
     if isinstance(error, ValueError):
         return str(error)
     return f"its JSON does not have the form that the feeder writes ({type(error).__name__}: {error})"
-
-
-def name_record(record_id: RecordId) -> str:
-    """Return the position of a record as problems name it."""
-    topic, partition, offset = record_id
-    return f"{topic}[{partition}]@{offset}"
 
 
 def list_own_topics(topics: Topics, variant: str) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ class Bounds:
     """Policy variant to its staleness bound, by revision."""
     waiting: Mapping[str, int]
     """Policy variant to the largest number of first uses in its window and its unfinished batches."""
+    earliest_ends: Mapping[str, int]
+    """Policy variant to its smallest last version."""
     open: Mapping[str, int]
     """Policy to the largest number of its open tasks. A policy that shares a workflow is missing here if the feeder
     issues a task as soon as any policy has room. If all policies must have room, the feeder ignores a policy that has
@@ -31,6 +33,10 @@ class Bounds:
         return cls(
             staleness={v: [_find_staleness_bound(one, v) for one in revisions] for v in newest.policy_variants},
             waiting={v: max(_find_window_limits(revisions, v), default=0) for v in newest.policy_variants},
+            earliest_ends={
+                v: min(one.trainer_of(v).steps for one in revisions if v in one.policy_variants)
+                for v in newest.policy_variants
+            },
             open={
                 p: max(_find_open_limit(one, p) for one in revisions)
                 for p in newest.policies

@@ -7,7 +7,20 @@ from typing import NamedTuple
 from headrace.infra.inflection import inflect
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.numbers import PolicyNumbers
-from headrace.ops.audit.pages import EARLY, IN_WINDOW, LATE, NEVER_TRAINED, OVERDUE, PASSED
+from headrace.ops.audit.pages import (
+    EARLY,
+    EVICTED,
+    IN_WINDOW,
+    LATE,
+    LOW,
+    NEVER_TRAINED,
+    OVERDUE,
+    PAGE_BITS,
+    PASSED,
+    REOPENED,
+    TRAINED,
+    Pages,
+)
 from headrace.ops.audit.weights_chain import WeightsChain
 from headrace.schemas.topics import variant_of
 
@@ -43,10 +56,10 @@ class Flight:
         """Take in a curated record and its position."""
         identity, bits = (curated.stream, curated.number, curated.use), 0
         if curated.use:
-            bits |= PASSED if offset < self._chain.last_positions.get(partition, 0) else 0
+            bits |= PASSED if offset < self._chain.positions.last.get(partition, 0) else 0
         else:
             self._ends[partition] = offset + 1
-            bits |= IN_WINDOW if offset < self._chain.settled_positions.get(partition, 0) else 0
+            bits |= IN_WINDOW if offset < self._chain.positions.settled.get(partition, 0) else 0
         deadline = self.deadline(curated.revision, curated.min_version)
         if (
             curated.use == 0 and deadline is not None and not variant_of(self._policy_variant)
@@ -55,10 +68,10 @@ class Flight:
             if version != NEVER_TRAINED:
                 bits |= LATE if version - 1 > deadline else 0
                 bits |= EARLY if curated.max_version >= version else 0
-            elif offset < self._chain.aged_positions.get(partition, 0) and deadline < self._chain.newest - 1:
+            elif offset < self._chain.positions.aged.get(partition, 0) and deadline < self._chain.newest - 1:
                 bits |= OVERDUE
         self._numbers.mark_curated(*identity, bits, sent_back=sent_back)
-        if self._numbers.is_open(*identity, sent_back=sent_back):
+        if is_waiting(self._numbers.pages, curated, sent_back=sent_back):
             self._chain.resume.note_open(partition, offset)
 
     def deadline(self, revision: int, min_version: int) -> int | None:
@@ -96,4 +109,16 @@ class Flight:
         This is true if every kept first use is trained on or evicted. It is also true if the trainer has read the whole
         curated topic and, after the end of the run, has written what happened to all groups that it held.
         """
-        return self._chain.has_reported_all_groups(self._ends) or not self._numbers.count_kept_and_open()
+        return self._chain.positions.has_reported_all_groups(self._ends) or not self._numbers.count_kept_and_open()
+
+
+def is_waiting(pages: Pages, curated: GroupStamp, *, sent_back: bool) -> bool:
+    """Return whether a curated record waits for the trainer, by the batches and dead letters taken in before.
+
+    If a use was opened again, its first record is concluded, and only the record that was sent back may wait.
+    """
+    stream, number, use = curated.stream, curated.number, curated.use
+    bits = pages.bits_of(stream, number, use)[number & LOW]
+    if bits & (TRAINED | EVICTED) or (bits & REOPENED and not sent_back):
+        return False
+    return not pages.page(stream, use, number >> PAGE_BITS).died[number & LOW]

@@ -221,7 +221,7 @@ class AuditFold:
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
         flight.fold_curated(curated, message.partition, message.offset, sent_back=is_sent_back(message))
         versions = (curated.min_version, curated.max_version, curated.head_version)
-        self.account.note_sampled(policy, versions, (message.topic, message.partition, message.offset))
+        self.account.chains[policy].note_sampled(versions, (message.topic, message.partition, message.offset))
         return True
 
     def _read_checked_headers(self, message: Message) -> tuple[str, GroupStamp]:

@@ -28,7 +28,6 @@ from headrace.ops.audit.pages import (
     ODD_FACTS,
     ODD_VERDICT,
     OVERDUE,
-    PAGE_BITS,
     PAGE_NUMBERS,
     PLAYED,
     PRODUCED,
@@ -139,16 +138,6 @@ class PolicyNumbers:
             bits |= CURATED_TWICE
         if bits:
             self.pages.mark(stream, number, use, bits)
-
-    def is_open(self, stream: str, number: int, use: int, *, sent_back: bool) -> bool:
-        """Return whether a curated record waits for the trainer, by the batches and dead letters taken in before.
-
-        If a use was opened again, its first record is concluded, and only the record that was sent back may wait.
-        """
-        bits = self.pages.bits_of(stream, number, use)[number & LOW]
-        if bits & (TRAINED | EVICTED) or (bits & REOPENED and not sent_back):
-            return False
-        return not self.pages.page(stream, use, number >> PAGE_BITS).died[number & LOW]
 
     def expect_delivery(self, stream: str, number: int, digest: int) -> None:
         """Note the digest of the group in a curated record: one of its deliveries must have the same."""

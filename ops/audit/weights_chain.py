@@ -1,4 +1,4 @@
-"""Checks that the versions of a policy form a chain: hashes, epochs, events, checkpoints, positions. No I/O.
+"""Checks that the versions of a policy form a chain: hashes, epochs, events, checkpoints. No I/O.
 
 A batch begins from the weights that the batch before it made: `base_hash` of version k is `weights_hash` of k - 1. If a
 trainer could not make those weights again (on other hardware), the chain is cut, and `epoch` grows by one. Usually a
@@ -9,13 +9,12 @@ version.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from headrace.ops.audit.bounds import MOST_AHEAD
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.resume_points import ResumePoints
+from headrace.ops.audit.trainer_positions import TrainerPositions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class WeightsChain:
 
     Args:
         policy: Name of the policy, or of the shadow as `policy.variant`.
-        curated: Name of the curated topic; batches give the trainer's positions on it.
+        curated: Name of the curated topic, on which batches give the trainer's positions.
         steps: Its last version.
         earliest_end: The earliest last version of all recipes of the run; None if that is `steps`.
     """
@@ -45,9 +44,7 @@ class WeightsChain:
         self._earliest_end = steps if earliest_end is None else earliest_end
         self.broken = Problems()
         """Problems of the chain that are found while the records are read."""
-        self.backwards = Problems()
-        """Problems with positions that went back."""
-        self._curated = curated
+        self.positions = TrainerPositions(curated)
         self._batches: dict[int, ChainLink] = {}
         self._made_last: set[int] = set()
         """Versions that were the last ones by the recipe under which they were made."""
@@ -59,17 +56,12 @@ class WeightsChain:
         self._begun: dict[int, ChainLink] = {}
         """Anchors that publish an earlier version again, under the next epoch."""
         self._checkpoints: dict[int, ChainLink] = {}
-        self._sampled: dict[int, str] = {}
+        self._sampled: dict[int, tuple[str, int, int]] = {}
         """Version that a group names to the first record that names it."""
-        self._positions: dict[int, int] = {}
-        self._settled: dict[int, int] = {}
-        self._reported_positions: dict[int, int] = {}
         self._anchor = -1
         """Offset of the newest whole weights."""
         self._anchors: dict[int, int] = {}
         """Published version to the offset of the newest whole weights at its event."""
-        self._ages: deque[dict[int, int]] = deque(maxlen=MOST_AHEAD + 2)
-        """The trainer's positions at the newest versions, oldest first."""
 
     def fold_batch(self, version: int, link: ChainLink, *, is_last: bool = False) -> None:
         """Take in a record that made a version; `is_last` by the recipe revision of the record."""
@@ -110,14 +102,6 @@ class WeightsChain:
                     f"{_describe_event(event)}: {link.where}"
                 )
 
-    def find_positions_past_end(self, ends: Mapping[tuple[str, int], int]) -> Iterator[str]:
-        """Yield the trainer's positions that are past the end of the curated topic; the ends were read later."""
-        for partition, offset in self._positions.items():
-            end = ends.get((self._curated, partition), offset)
-            if offset > end:
-                name = f"{self._curated}[{partition}]"
-                yield f"the trainer's position on {name} is {offset}, but the partition ends at {end}"
-
     def fold_anchor(self, offset: int) -> None:
         """Record the offset of whole weights."""
         self._anchor = offset
@@ -156,41 +140,11 @@ class WeightsChain:
             self.broken.add_sentence(f"version {version} of {self.policy} {done} after version {newest}: {link.where}")
         links[version] = link
 
-    def note_sampled(self, version: int, where: Callable[[], str]) -> None:
-        """Take in a version that a group of this policy names; `where` gives the position of its record."""
-        if version >= 0 and version not in self._sampled:
-            self._sampled[version] = where()
-
-    def fold_positions(self, positions: Iterable[tuple[int, int]], where: str, *, version: int, settles: bool) -> None:
-        """Take in the trainer's positions on the curated topic.
-
-        Args:
-            positions: (partition, offset).
-            where: Position of the record that gives them.
-            version: Version of the record; -1 for none.
-            settles: Whether the record names all groups that had left the window untrained. Every record does, except
-                that of a dead letter.
-        """
-        for partition, offset in positions:
-            before = self._positions.get(partition, 0)
-            if offset < before:
-                partition_name = f"{self._curated}[{partition}]"
-                self.backwards.add_sentence(
-                    f"the trainer's position on {partition_name} went back from {before} to {offset}: {where}"
-                )
-            self._positions[partition] = offset
-        if settles:
-            self._settled = dict(self._positions)
-        if version >= 0:
-            self._ages.append(dict(self._positions))
-
-    def mark_all_groups_reported(self) -> None:
-        """Record that the trainer has reported what happened to all groups that it held, because the run is over."""
-        self._reported_positions = dict(self._positions)
-
-    def has_reported_all_groups(self, ends: Mapping[int, int]) -> bool:
-        """Return whether the trainer had read up to these offsets, by partition, when it reported all its groups."""
-        return all(self._reported_positions.get(partition, 0) >= end for partition, end in ends.items())
+    def note_sampled(self, versions: Iterable[int], record_id: tuple[str, int, int]) -> None:
+        """Take in the versions that a group of this policy names, and (topic, partition, offset) of its record."""
+        for version in versions:
+            if version >= 0:
+                self._sampled.setdefault(version, record_id)
 
     @property
     def checkpoints(self) -> Iterable[int]:
@@ -206,21 +160,6 @@ class WeightsChain:
     def newest(self) -> int:
         """The newest version that was trained; -1 for none."""
         return max(self._batches, default=-1)
-
-    @property
-    def last_positions(self) -> Mapping[int, int]:
-        """Partition of the curated topic to the trainer's next offset, as last reported."""
-        return self._positions
-
-    @property
-    def settled_positions(self) -> Mapping[int, int]:
-        """The last positions from a record that names all groups that had left the window untrained."""
-        return self._settled
-
-    @property
-    def aged_positions(self) -> Mapping[int, int]:
-        """The positions at a version so early that all groups that expired by then must have been evicted since."""
-        return self._ages[0] if len(self._ages) == self._ages.maxlen else {}
 
     def problems(self, *, still: bool, over: bool = False) -> Problems:
         """Return all problems of the chain.
@@ -285,13 +224,18 @@ class WeightsChain:
             where = self._batches[newest].where
             yield f"version {newest} of {self.policy} is the last one, but is not published: {where}"
 
+    def find_wrong_resume_points(self) -> Iterator[str]:
+        """Yield the checkpoints from which a trainer would miss groups, or train some again."""
+        return self.resume.problems(self.positions.last)
+
     def _find_unpublished(self) -> Iterator[str]:
         """Yield the versions that groups name and that were never published: no worker can have had them.
 
         The events must be read after the groups. Without any event (groups copied to another cluster) nothing is said.
         """
         for version in sorted(self._sampled.keys() - self._events.keys()) if self._events else ():
-            yield f"version {version} of {self.policy} is not published, but {self._sampled[version]} names it"
+            topic, partition, offset = self._sampled[version]
+            yield f"version {version} of {self.policy} is not published, but {topic}[{partition}]@{offset} names it"
 
     def _find_event(self, version: int) -> ChainLink | None:
         """Return the newest event of a version; None if it is not published."""

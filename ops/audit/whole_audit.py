@@ -156,7 +156,7 @@ class WholeAudit:
         self._begin_evaluations(parts, there, asked)
         ends = self.log.ends(_select_existing(parts.curated, there))
         for chain in self.fold.account.chains.values():
-            for what in chain.find_positions_past_end(ends):
+            for what in chain.positions.find_past_end(ends):
                 self.other.add_sentence(what)
         return asked
 
@@ -256,7 +256,7 @@ class WholeAudit:
                         if partition_id in positions
                     }
             for topic, variant in curated.items():
-                reported = self.fold.account.chains[variant].last_positions
+                reported = self.fold.account.chains[variant].positions.last
                 positions |= {(topic, partition): offset for partition, offset in reported.items()}
         return positions
 

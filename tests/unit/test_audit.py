@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +19,12 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.account import RunAccount
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.broken_numbers import Scope
+from headrace.ops.audit.flight import GroupStamp, is_waiting
 from headrace.ops.audit.fold import AuditFold
 from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers
 from headrace.ops.audit.problems import MOST_LISTED
 from headrace.ops.audit.results import Audit
+from headrace.ops.audit.retired_versions import find_wrongly_retired
 from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.headers import Headers, Stamp, outcome_stamp, task_key
@@ -30,12 +34,13 @@ from headrace.schemas.records import (
     DeadLetter,
     Eviction,
     GroupUse,
+    ObjectsRetired,
     Outcome,
     Position,
     Snapshot,
     WeightsPublished,
 )
-from headrace.schemas.topics import checkpoint_key
+from headrace.schemas.topics import checkpoint_key, key_of_retired
 
 RECIPE = sums_recipe(
     policies={"solver": {"path": "x"}, "judge": {"path": "y"}},
@@ -510,6 +515,8 @@ def test_a_group_that_expired_long_ago_and_was_neither_trained_nor_evicted_is_na
         log.weights(version)
         if version == 3:
             log.evicted(0)
+    for version in (8, 9):
+        log.weights(version)
     for number in range(12):
         log.kept(number, min_version=max(number - 2, 0), max_version=max(number - 2, 0))
     assert says(log.audit(WHOLE)) == [
@@ -865,8 +872,8 @@ def test_what_is_on_the_topic_of_another_policy_is_named() -> None:
 def test_the_trainers_positions_are_within_what_it_reads() -> None:
     fold = folded(clean().messages)
     chain, partition_id = fold.account.chains["solver"], (TOPICS.curated("solver"), 0)
-    assert list(chain.find_positions_past_end({partition_id: 5})) == []
-    assert list(chain.find_positions_past_end({partition_id: 4})) == [
+    assert list(chain.positions.find_past_end({partition_id: 5})) == []
+    assert list(chain.positions.find_past_end({partition_id: 4})) == [
         "the trainer's position on t.curated.solver[0] is 5, but the partition ends at 4"
     ]
 
@@ -896,6 +903,87 @@ def test_a_version_that_became_the_last_one_by_a_later_recipe_needs_no_mark_and_
             fold.fold_message(message)
         fold.fold_feeder_snapshot()
         assert [what.partition(":")[0] for what in says(fold.account.audit(STILL))] == unmarked
+
+
+def test_a_version_is_marked_as_final_only_if_a_recipe_of_the_run_ends_with_it() -> None:
+    """By an earlier recipe it was the last one; the run went on."""
+    shorter = sums_recipe(**{**RECIPE.model_dump(exclude_unset=True), "trainer": {"steps": 2}})
+    fold = AuditFold("r", RECIPE, (shorter, RECIPE))
+    log = Log()
+    for version in (1, 2):
+        log.weights(version, final=True)
+    for message in log.messages:
+        fold.fold_message(message)
+    [wrong] = fold.account.chains["solver"].problems(still=False).listed
+    assert "version 1 of solver is marked as final, but by no recipe of the run it is the last one" in str(wrong)
+
+
+def test_a_version_that_a_group_or_an_outcome_names_is_published() -> None:
+    log = clean()
+    for one in ({"max_version": 3}, {"head_version": 3}, {"min_version": 3}):
+        found = clean()
+        found.kept(8, **one)
+        [wrong] = [what for what in says(found.audit()) if "is not published" in what]
+        assert wrong == "version 3 of solver is not published, but t.curated.solver[0]@7 names it"
+    log.kept(8, min_version=0, max_version=1, head_version=2)
+    assert not [what for what in says(log.audit()) if "is not published" in what]
+    log.outcome(8, "dropped", "zero_variance", head_version=7)
+    [wrong] = [what for what in says(log.audit()) if "is not published" in what]
+    assert re.fullmatch(r"version 7 of solver is not published, but t.outcomes.solver\[0\]@\d+ names it", wrong)
+
+
+def test_nothing_is_said_of_sampled_versions_where_no_event_was_copied() -> None:
+    log = Log()
+    log.kept(0, max_version=3)
+    assert not [what for what in says(log.audit()) if "is not published" in what]
+
+
+def test_a_checkpoint_is_not_past_a_curated_group_that_waits_for_the_trainer() -> None:
+    def found(offset: int, *more: str) -> list[str]:
+        log = clean()
+        if "dead" in more:
+            log.letter(7, topic=TOPICS.curated("solver"), offset=5)
+        log.batch(3, 8, positions=(Position(0, 9),))
+        log.checkpoint(3, positions=(Position(0, offset),))
+        log.messages.sort(key=lambda message: message.topic == TOPICS.curated("solver"))
+        return [what for what in says(log.audit()) if "must read" in what]
+
+    assert found(5) == []
+    [wrong] = found(6)
+    assert "from offset 6, but the group at offset 5 still waits for it" in wrong
+    assert found(6, "dead") == []
+
+
+def test_of_a_group_that_was_sent_back_only_the_later_record_waits_for_the_trainer() -> None:
+    numbers, curated = PolicyNumbers("solver"), GroupStamp("sums", 0, 0, 0, 0, 0)
+    numbers.mark_curated("sums", 0, 0)
+    assert is_waiting(numbers.pages, curated, sent_back=False)
+    numbers.fold_dead_letter("sums", 0)
+    assert not is_waiting(numbers.pages, curated, sent_back=False)
+    numbers.fold_dead_letter("sums", 0, dead_letters=-1)
+    assert not is_waiting(numbers.pages, curated, sent_back=False)
+    assert is_waiting(numbers.pages, curated, sent_back=True)
+    numbers.mark_evicted("sums", 0, 0, "expired")
+    assert not is_waiting(numbers.pages, curated, sent_back=True)
+
+
+def retired(what: str, first: int, last: int, *, still: bool = True) -> list[str]:
+    log = clean()
+    record = ObjectsRetired("r", "solver", what=what, versions=np.array([first, last], np.int32))
+    log.say(TOPICS.state, codec.encode(record), key_of_retired("solver", what))
+    fold = folded(log.messages)
+    return list(find_wrongly_retired(fold.retired, fold.account.chains, still=still))
+
+
+def test_the_first_and_the_newest_version_are_never_retired() -> None:
+    assert retired("checkpoints", 1, 1) == retired("weights", 1, 1) == []
+    [wrong] = retired("checkpoints", 0, 0)
+    assert wrong.startswith("a record in `state` says that the checkpoints of version 0 of solver may be deleted")
+    assert wrong.endswith("but it is the first version, which nothing may delete")
+    assert "version 2 of solver may be deleted, but it is the newest" in retired("checkpoints", 1, 9)[0]
+    assert "the weights of version 0 of solver may be deleted, but it is the first" in retired("weights", 0, 1)[0]
+    assert "the weights of version 2 of solver may be deleted, but it is the newest" in retired("weights", 2, 2)[0]
+    assert retired("weights", 2, 2, still=False) == []
 
 
 def test_a_merged_delta_names_the_anchor_that_its_version_had_and_is_never_the_last() -> None:
