@@ -37,7 +37,7 @@ from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.kafka.fatal_errors import call_client
 from headrace.infra.kafka.outage import Outage
-from headrace.infra.kafka.repeated_aborts import RepeatedAborts
+from headrace.infra.kafka.repeated_aborts import MOST_ABORTS, RepeatedAborts
 from headrace.infra.kafka.topic_reader import name_partition
 from headrace.infra.kafka.transaction_ends import TransactionEnds
 from headrace.infra.process.signals import MustRestart
@@ -356,10 +356,16 @@ class TransactionalWriter:
         """Abort, and raise Aborted if a retry may succeed, else KafkaRefused."""
         self.abort()
         cause: KafkaError = error.args[0]
-        if self._aborts.note_abort(cause) or cause.code() in REFUSED:
+        is_repeated, answer = self._aborts.note_abort(cause), f"Kafka answers {cause.name()}: {cause.str()}"
+        if cause.code() in REFUSED:
             raise KafkaRefused(
-                f"{doing}: Kafka answers {cause.name()}: {cause.str()}; the transaction was aborted, and trying again "
-                f"does not help: {REMEDIES.get(cause.code(), OTHERWISE)}, then give the same command again"
+                f"{doing}: {answer}; the transaction was aborted, and trying again does not help: "
+                f"{REMEDIES.get(cause.code(), OTHERWISE)}, then give the same command again"
+            ) from error
+        if is_repeated:
+            raise KafkaRefused(
+                f"{doing}: {answer}; this error has aborted {MOST_ABORTS} transactions in a row: look in the logs of "
+                "the brokers for its cause, remove it, then give the same command again"
             ) from error
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 
