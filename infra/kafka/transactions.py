@@ -356,16 +356,10 @@ class TransactionalWriter:
         """Abort, and raise Aborted if a retry may succeed, else KafkaRefused."""
         self.abort()
         cause: KafkaError = error.args[0]
-        is_repeated, answer = self._aborts.note_abort(cause), f"Kafka answers {cause.name()}: {cause.str()}"
-        if cause.code() in REFUSED:
+        is_repeated = self._aborts.note_abort(cause)
+        if is_repeated or cause.code() in REFUSED:
             raise KafkaRefused(
-                f"{doing}: {answer}; the transaction was aborted, and trying again does not help: "
-                f"{REMEDIES.get(cause.code(), OTHERWISE)}, then give the same command again"
-            ) from error
-        if is_repeated:
-            raise KafkaRefused(
-                f"{doing}: {answer}; this error has aborted {MOST_ABORTS} transactions in a row: look in the logs of "
-                "the brokers for its cause, remove it, then give the same command again"
+                f"{doing}: Kafka answers {cause.name()}: {cause.str()}; {_describe_end(cause)}"
             ) from error
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 
@@ -410,3 +404,16 @@ def _partition_of(record: Outgoing) -> str:
 
 def _name_record(record: Outgoing) -> str:
     return f"{record.topic} {record.key[:80].decode(errors='replace')!r} of {len(record.value):,} bytes"
+
+
+def _describe_end(cause: KafkaError) -> str:
+    """Return why a transaction is not tried again after an error, and what to do."""
+    if cause.code() in REFUSED:
+        remedy = REMEDIES.get(cause.code(), OTHERWISE)
+        why = f"the transaction was aborted, and trying again does not help: {remedy}"
+    else:
+        why = (
+            f"this error has aborted {MOST_ABORTS} transactions in a row: look in the logs of the brokers for its "
+            "cause, remove it"
+        )
+    return f"{why}, then give the same command again"
