@@ -37,7 +37,7 @@ from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.deleted_topics import GONE_S, describe_deleted
 from headrace.infra.kafka.fatal_errors import call_client
 from headrace.infra.kafka.outage import Outage
-from headrace.infra.kafka.repeated_aborts import MOST_ABORTS, RepeatedAborts
+from headrace.infra.kafka.repeated_aborts import RepeatedAborts, describe_end
 from headrace.infra.kafka.topic_reader import name_partition
 from headrace.infra.kafka.transaction_ends import TransactionEnds
 from headrace.infra.process.signals import MustRestart
@@ -52,15 +52,6 @@ RENEW_S = 10.0
 """Seconds after which no further try begins to open a new producer in the middle of the work: a successor that starts
 meanwhile would be fenced."""
 TOPIC_LOOK_EVERY_S = 1.0
-REMEDIES = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes",
-    KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
-    KafkaError.INVALID_TIMESTAMP: (
-        "raise the topic's message.timestamp.before.max.ms and message.timestamp.after.max.ms"
-    ),
-}
-"""Remedies for errors of REFUSED; for other errors see OTHERWISE."""
-OTHERWISE = "correct the topic's limits or the rights of this client"
 LOST = {KafkaError.INVALID_TXN_STATE, KafkaError._STATE}  # noqa: SLF001
 """Client and broker disagree on the transaction, for instance after lost answers of the broker."""
 
@@ -359,7 +350,7 @@ class TransactionalWriter:
         is_repeated = self._aborts.note_abort(cause)
         if is_repeated or cause.code() in REFUSED:
             raise KafkaRefused(
-                f"{doing}: Kafka answers {cause.name()}: {cause.str()}; {_describe_end(cause)}"
+                f"{doing}: Kafka answers {cause.name()}: {cause.str()}; {describe_end(cause)}"
             ) from error
         raise Aborted(f"{doing}: {cause.str()}; the transaction was aborted") from error
 
@@ -404,16 +395,3 @@ def _partition_of(record: Outgoing) -> str:
 
 def _name_record(record: Outgoing) -> str:
     return f"{record.topic} {record.key[:80].decode(errors='replace')!r} of {len(record.value):,} bytes"
-
-
-def _describe_end(cause: KafkaError) -> str:
-    """Return why a transaction is not tried again after an error, and what to do."""
-    if cause.code() in REFUSED:
-        remedy = REMEDIES.get(cause.code(), OTHERWISE)
-        why = f"the transaction was aborted, and trying again does not help: {remedy}"
-    else:
-        why = (
-            f"this error has aborted {MOST_ABORTS} transactions in a row: look in the logs of the brokers for its "
-            "cause, remove it"
-        )
-    return f"{why}, then give the same command again"
