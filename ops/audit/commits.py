@@ -67,7 +67,10 @@ def fetch_committed(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]
 
 
 def problems(
-    asked: Mapping[Group, Committed], snapshots: Mapping[bytes, Message], run_id: str, *, rests: bool
+    asked: Mapping[Group, Committed],
+    snapshots: Mapping[bytes, Message],
+    run_id: str,
+    before: Mapping[Group, Committed],
 ) -> Iterator[str]:
     """Yield what is wrong with commits.
 
@@ -75,7 +78,7 @@ def problems(
         asked: The commits.
         snapshots: The newest snapshot of each key, read before the commits were asked for.
         run_id: Id of the run.
-        rests: Whether no component of the run writes meanwhile.
+        before: The commits as they were before the snapshots were read: what these name must have been there.
     """
     for group, committed in asked.items():
         for (topic, partition), commit in sorted(committed.commits.items()):
@@ -86,15 +89,35 @@ def problems(
                     f"the offsets of that partition are {begin} to {end}"
                 )
         if group.component:
-            yield from _compare_with_snapshots(group, committed, snapshots, run_id, rests=rests)
+            known = before[group].commits if group in before else {}
+            yield from _compare_with_snapshots(group, committed, snapshots, run_id)
+            yield from _find_missing_snapshots(group, known, snapshots)
+
+
+def _find_missing_snapshots(
+    group: Group, known: Mapping[PartitionId, Commit], snapshots: Mapping[bytes, Message]
+) -> Iterator[str]:
+    for partition_id, commit in known.items():
+        newest = snapshots.get(_get_key(group, partition_id))
+        if newest is not None and _find_snapshot_offset(commit) > newest.offset:
+            yield (
+                f"the commit of consumer group {group.name} for {name_partition(partition_id)} names "
+                f"{_name_snapshot(commit)}, but that snapshot is missing: the newest one is {name_offset(newest)}"
+            )
+
+
+def _get_key(group: Group, partition_id: PartitionId) -> bytes:
+    """Return the key of a curator's snapshots of a partition."""
+    topic, partition = partition_id
+    return f"{group.component}|{topic}|{partition}".encode()
 
 
 def _compare_with_snapshots(
-    group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str, *, rests: bool
+    group: Group, committed: Committed, snapshots: Mapping[bytes, Message], run_id: str
 ) -> Iterator[str]:
     for topic, partition in committed.end:
         name = name_partition((topic, partition))
-        newest = snapshots.get(f"{group.component}|{topic}|{partition}".encode())
+        newest = snapshots.get(_get_key(group, (topic, partition)))
         commit = committed.commits.get((topic, partition))
         if newest is None:
             if commit is not None and _find_snapshot_offset(commit) >= 0:
@@ -119,12 +142,10 @@ def _compare_with_snapshots(
                     f"{name_offset(newest)} was taken at offset {position} of that partition"
                 )
         else:
-            yield from _compare_commit(f"consumer group {group.name}", name, commit, newest, position, rests=rests)
+            yield from _compare_commit(f"consumer group {group.name}", name, commit, newest, position)
 
 
-def _compare_commit(
-    group: str, name: str, commit: Commit, newest: Message, position: int, *, rests: bool
-) -> Iterator[str]:
+def _compare_commit(group: str, name: str, commit: Commit, newest: Message, position: int) -> Iterator[str]:
     if commit.offset < position:
         yield (
             f"{group} has committed offset {commit.offset} of {name}, but its snapshot {name_offset(newest)} was taken "
@@ -134,11 +155,6 @@ def _compare_commit(
         yield (
             f"the commit of {group} for {name} names {_name_snapshot(commit)}, but the snapshot {name_offset(newest)} "
             "is newer, and no commit names it"
-        )
-    elif rests and _find_snapshot_offset(commit) > newest.offset:
-        yield (
-            f"the commit of {group} for {name} names {_name_snapshot(commit)}, but that snapshot is missing: the "
-            f"newest one is {name_offset(newest)}"
         )
 
 

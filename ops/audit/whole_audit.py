@@ -126,7 +126,7 @@ class WholeAudit:
         scope = Scope(drained, self.request.rests, not offline, offline)
         if not offline:
             self._end_evaluations(parts, there, scope)
-            self._check_commits(there)
+            self._check_commits(there, asked)
         found = self.fold.account.audit(scope, self._find_reader_positions(asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
         named = add_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
@@ -260,9 +260,9 @@ class WholeAudit:
                 positions |= {(topic, partition): offset for partition, offset in reported.items()}
         return positions
 
-    def _check_commits(self, there: set[str]) -> None:
+    def _check_commits(self, there: set[str], before: AskedGroups) -> None:
         asked = self._fetch_committed(there)
-        for what in commits.problems(asked, self.fold.snapshots, self.run.run_id, rests=self.request.rests):
+        for what in commits.problems(asked, self.fold.snapshots, self.run.run_id, before):
             self.other.add_sentence(what)
 
     def _fetch_committed(self, there: set[str]) -> AskedGroups:

@@ -604,11 +604,10 @@ tampering.add(
     "k23_commit_that_names_a_snapshot_to_come",
     "names the snapshot at offset 9999 of `state`, but that snapshot is missing",
     lambda hand: hand.commit(hand.topics.curate_group("solver"), lambda offset: offset, metadata='{"snapshot": 9999}'),
-    *RESTING,
 )
 
 
-@tampering("but that snapshot is missing: the newest one is", *RESTING)
+@tampering("but that snapshot is missing: the newest one is")
 def k24_newest_snapshot_of_a_partition_removed(hand: Hand) -> None:
     hand.remove(hand.newest(b"curate.")[0])
 
