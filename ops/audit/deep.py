@@ -12,7 +12,7 @@ from headrace.infra.store.object_store import ObjectStore, StoreDenied, StoreErr
 from headrace.ops.audit.objects import ObjectChecks
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
-from headrace.schemas.headers import HeaderError, Stamp, task_stamp
+from headrace.schemas.headers import HeaderError, Stamp, task_key, task_stamp
 from headrace.schemas.records import Attachment, ClaimCheck, CuratedGroup, Outcome, Task, Trajectory, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
 
@@ -65,8 +65,9 @@ def read_checked_curated(message: Message, store: ObjectStore | None) -> tuple[C
 
 
 def _check_kept_and_rewards(curated: CuratedGroup, group: TrajectoryGroup) -> None:
-    members = len(group.trajectories)
-    if len(curated.rewards) != members or any(not 0 <= index < members for index in curated.kept):
+    members, failures = len(group.trajectories), len(group.failures)
+    fits = len(curated.rewards) in (members, members + failures)  # those of failed episodes follow if they count
+    if not fits or any(not 0 <= index < members for index in curated.kept):
         raise UnfitValue(
             f"it must have a reward for each of its {members} trajectories, and `kept` must be indices of these "
             f"trajectories, but it has {len(curated.rewards)} rewards, and `kept` is {curated.kept}"
@@ -89,6 +90,26 @@ def read_checked_task(message: Message) -> Task:
     if message.key != stamp.key:
         raise UnfitValue(f"its key is {message.key!r:.60}, but its headers name {stamp.stream}:{stamp.number}")
     return task
+
+
+def check_outcome_names(message: Message, outcome: Outcome, partitions: int) -> None:
+    """Compare key, headers and partition of an outcome with its value. Raises UnfitValue.
+
+    `headrace lineage` finds outcomes by key and partition. A header that is missing is of an older release. A shadow's
+    outcome of a record that it could not read is on the partition of this record, whatever its number.
+    """
+    headers, names = dict(message.headers), ("run_id", "stream", "number", "use", "policy")
+    values = [str(getattr(outcome, name)).encode() for name in names]
+    said = [headers.get(name, value) for name, value in zip(names, values, strict=True)]
+    if said != values:
+        raise UnfitValue(describe_differences(names, said, values))
+    key = task_key(outcome.stream, outcome.number)
+    if message.key and message.key != key:
+        raise UnfitValue(f"its key is {message.key!r:.60}, but its value names {outcome.stream}:{outcome.number}")
+    if outcome.n_asked and message.partition != outcome.number % partitions:
+        raise UnfitValue(
+            f"it is an outcome of number {outcome.number}, so it must be on partition {outcome.number % partitions}"
+        )
 
 
 def facts_of_outcome(outcome: Outcome) -> tuple[object, ...]:

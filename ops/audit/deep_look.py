@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,14 +17,17 @@ from headrace.ops.audit.account import RecordId, RunAccount
 from headrace.ops.audit.deep import (
     UnfitValue,
     check_attachments,
+    check_outcome_names,
     facts_of_outcome,
     outcome_facts_of_group,
     read_checked_curated,
     read_checked_group,
     read_checked_task,
 )
+from headrace.ops.audit.delivery_order import DeliveryOrder
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.findings import Deep
+from headrace.ops.audit.kept_choice import KeptChecks
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
 from headrace.ops.audit.pages import KEPT, LOW, ODD_FACTS, Pages
 from headrace.ops.audit.replays import ReplayChecks
@@ -58,8 +60,8 @@ class DeepLook:
         self._replays = {variant: ReplayChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
         self._tasks = Pages()
         """Number to the facts about its task in the first record that was read."""
-        self._rejected = Counter[tuple[str, str, int]]()
-        """(variant, stream, number) to the number of single trajectories that outcomes reject."""
+        self._kept = {variant: KeptChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
+        self._orders = {variant: DeliveryOrder(variant) for variant in run.recipe.policy_variants}
 
     def check_group(self, message: Message, *, is_new: bool) -> None:
         """Check a record of trajectories or curated groups; a record with a fault needs a dead letter.
@@ -76,7 +78,7 @@ class DeepLook:
             where = name_offset(message)
             self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than its record {where}")
         if variant is None:
-            self._match_bytes(message)
+            self._match_delivery(message, is_only=is_new and not is_sent_back(message))
         if not (is_new or is_sent_back(message)):
             return
         with self._measure(message):
@@ -91,8 +93,8 @@ class DeepLook:
                 )
                 self._replays[variant].fold_group(curated, message.partition, sent_back=is_sent_back(message))
                 self._compare_with_batches(variant, curated)
-                if not is_sent_back(message):  # the same bytes as before
-                    self._check_rejected(variant, curated, group)
+                if not is_sent_back(message) and not curated.use:  # sent back are the same bytes as before
+                    self._check_first_use(variant, curated, group, message.partition)
             if self.objects:
                 check_attachments(group, self.objects)
 
@@ -104,7 +106,8 @@ class DeepLook:
                 with self._measure(message, groups=0):
                     self._match_task(read_checked_task(message))
             elif kind == "outcomes":
-                self._note_outcome(message, codec.decode(message.value, Outcome))
+                with self._measure(message, groups=0):
+                    self._note_outcome(message, codec.decode(message.value, Outcome))
             elif kind == "dead-letters":
                 self._note_dead_letter(message, codec.decode(message.value, DeadLetter))
         except SchemaError:  # the fold reports it
@@ -112,11 +115,14 @@ class DeepLook:
 
     def _note_outcome(self, message: Message, outcome: Outcome) -> None:
         variant = self._account.variant_of_topic[message.topic]
-        if outcome.run_id != self._run.run_id or outcome.use or outcome.component != "curate":
+        if outcome.run_id != self._run.run_id:
+            return
+        check_outcome_names(message, outcome, self._run.partitions)
+        if outcome.use or outcome.component != "curate":
             return
         identity = (outcome.stream, outcome.number)
         if outcome.level == "trajectory":
-            self._rejected[variant, *identity] += 1
+            self._kept[variant].fold_rejection(outcome)
         elif outcome.n_asked:
             self._account.numbers[variant].expect_facts(
                 *identity, _compute_digest(repr(facts_of_outcome(outcome)).encode())
@@ -129,9 +135,11 @@ class DeepLook:
             self._dead[record_id] = name_offset(message), _compute_digest(dead_letter.value)
 
     def problems(self) -> Iterator[str]:
-        """Yield the dead letters whose record does not exist, after all groups were read."""
+        """Yield what can be said only after all groups were read: dead letters without a record, and wrong orders."""
         for (topic, partition, offset), (dead_letter, _) in self._dead.items():
             yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, but there is no record there"
+        for order in self._orders.values():
+            yield from order.problems()
 
     def check_answer(self, message: Message) -> None:
         """Check an answer of an evaluation, as the evaluator read it. Raises StoreAway."""
@@ -169,15 +177,12 @@ class DeepLook:
         if not curated.use:
             numbers.expect_delivery(curated.stream, curated.number, _compute_digest(curated.group))
 
-    def _check_rejected(self, variant: str, curated: CuratedGroup, group: TrajectoryGroup) -> None:
-        """Compare the left-out trajectories of a curated record with the outcomes of single trajectories."""
-        identity = (curated.stream, curated.number)
-        left_out, rejected = len(group.trajectories) - len(curated.kept), self._rejected.pop((variant, *identity), 0)
-        is_known = bool(self._account.numbers[variant].pages.bits_of(*identity, 0)[curated.number & LOW] & KEPT)
-        if is_known and not curated.use and group.claim is None and left_out != rejected:
-            raise UnfitValue(
-                f"it leaves out {left_out} of the trajectories of its group, but outcomes reject {rejected} of them"
-            )
+    def _check_first_use(self, variant: str, curated: CuratedGroup, group: TrajectoryGroup, partition: int) -> None:
+        """Compare a first use with its group and the outcomes, and note its place for that of its delivery."""
+        self._orders[variant].fold_first_use(curated.stream, curated.number, partition)
+        bits = self._account.numbers[variant].pages.bits_of(curated.stream, curated.number, 0)
+        has_outcomes = bool(bits[curated.number & LOW] & KEPT)
+        self._kept[variant].check_first_use(curated, group, has_outcomes=has_outcomes)
 
     def _match_facts(self, group: TrajectoryGroup) -> None:
         digest = _compute_digest(repr(outcome_facts_of_group(group)).encode())
@@ -198,8 +203,8 @@ class DeepLook:
                 f"it names task {one.task_id!r:.60}, but another record of {one.stream}:{one.number} names another task"
             )
 
-    def _match_bytes(self, message: Message) -> None:
-        """Pass the digest of the bytes that a worker wrote to the numbers of a policy and its shadows."""
+    def _match_delivery(self, message: Message, *, is_only: bool) -> None:
+        """Pass bytes and place of a group that a worker delivered to the checks of a policy and its shadows."""
         try:
             stamp = Stamp.from_headers(message.headers)
         except HeaderError:  # the fold reports it
@@ -207,6 +212,7 @@ class DeepLook:
         digest = _compute_digest(message.value)
         for variant in self._account.beside.get(policy_of(stamp.policy), ()):
             self._account.numbers[variant].match_delivery(stamp.stream, stamp.number, digest)
+            self._orders[variant].fold_delivery(stamp.stream, stamp.number, message.partition, is_only=is_only)
 
 
 def _compute_digest(value: bytes) -> int:

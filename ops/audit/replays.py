@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.consumers.curate.revision_chains import load_policy_chain
-from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.deep import UnfitValue
+from headrace.ops.audit.kept_choice import load_known_chain
 from headrace.ops.audit.pages import LOW, PAGE_BITS, PAGE_NUMBERS
 from headrace.schemas.records import CuratedGroup
 
@@ -33,7 +32,7 @@ class ReplayChecks:
     """
 
     def __init__(self, variant: str, revisions: Sequence[Recipe]) -> None:
-        self._limits = [_find_limits(one, variant) if variant in one.policy_variants else None for one in revisions]
+        self._limits = [_find_limits(one, variant) for one in revisions]
         self._has_replays = any(limits is None or limits.max_uses > 1 for limits in self._limits)
         self._counts = Counter[int]()
         """Partition to the number of records that its curator has written so far."""
@@ -102,9 +101,7 @@ class ReplayChecks:
 
 
 def _find_limits(recipe: Recipe, variant: str) -> ReplayLimits | None:
-    """Return the limits of a chain; None if they depend on a user's algorithm, or on one that is not installed."""
-    try:
-        found = load_policy_chain(recipe, variant).replay_limits
-    except HeadraceError:
-        return None
+    """Return the limits of a chain; None if they depend on a user's algorithm, or the chain is not known."""
+    chain = load_known_chain(recipe, variant)
+    found = chain.replay_limits if chain is not None else None
     return ReplayLimits(*found) if found else None

@@ -28,6 +28,7 @@ from headrace.schemas.records import (
     ClaimCheck,
     CuratedGroup,
     DeadLetter,
+    Failure,
     GroupUse,
     Outcome,
     Snapshot,
@@ -66,8 +67,13 @@ class Scene:
             self.outcome(0, verdict="dropped", reason="zero_variance"),
             self.outcome(1, verdict="kept"),
             self.outcome(1, verdict="kept", use=1),
-            self.outcome(1, level="trajectory", verdict="dropped", reason="length"),
+            self.outcome(
+                1, level="trajectory", trajectory_id=made[1].trajectories[1].id, verdict="dropped", reason="length"
+            ),
         ]
+        self.others: list[CuratedGroup] = []
+        """Further curated records."""
+        self.issued = 2
         self.tasks = {n: Task("r", "sums", n, task_id=f"q{n}") for n in (0, 1)}
         self.positions = [(0, 0), (0, 1)]
         self.versions = [4, 5]
@@ -98,7 +104,7 @@ class Scene:
             yield TOPICS.outcomes("solver"), codec.encode(outcome), outcome_stamp(outcome)
         for letter in self.letters:
             yield TOPICS.dead_letters, codec.encode(letter), stamp
-        for curated in (self.first, *((self.first,) if self.is_sent_back else ()), self.again):
+        for curated in (self.first, *((self.first,) if self.is_sent_back else ()), self.again, *self.others):
             of = replace(stamp, number=curated.number, use=curated.use)
             yield TOPICS.curated("solver"), codec.encode(curated), of
         for number, one in self.groups.items():
@@ -108,7 +114,7 @@ class Scene:
         for version in (3, *self.versions):
             event = WeightsPublished("r", "solver", version=version, weights_hash=f"w{version}")
             yield TOPICS.weights("solver"), codec.encode(event), stamp
-        yield TOPICS.state, codec.encode(Snapshot("r", "feed", body=b'{"next": {"sums": 2}}')), stamp
+        yield TOPICS.state, codec.encode(Snapshot("r", "feed", body=b'{"next": {"sums": %d}}' % self.issued)), stamp
 
     def get(self, key: str, sha256: str, size_bytes: int) -> bytes:
         """As the real store does it."""
@@ -197,6 +203,28 @@ def longer_runs(scene: Scene) -> None:
     scene.groups[0] = replace(scene.groups[0], trajectories=(first, *others))
 
 
+def kept_twice(scene: Scene) -> None:
+    """Sum 2 was kept too, after sum 1."""
+    scene.groups[2] = replace(group([1.0, 0.0], number=2), run_id="r", task_id="q2")
+    scene.outcomes.append(scene.outcome(2, verdict="kept"))
+    scene.issued = 3
+    scene.others = [CuratedGroup("r", "sums", 2, 0, codec.encode(scene.groups[2]), 7, 3, 0, (0, 1), (1.0, 0.0))]
+
+
+def curated_in_another_order(scene: Scene) -> None:
+    """Sum 2 was delivered before sum 1."""
+    kept_twice(scene)
+    scene.groups = {number: scene.groups[number] for number in (0, 2, 1)}
+
+
+def with_failure(scene: Scene) -> None:
+    """An episode of sum 1 failed, and counts as a reward of 0."""
+    made = replace(scene.groups[1], n_asked=3, failures=(Failure(2, "error"),))
+    scene.groups[1] = made
+    scene.first = replace(scene.first, group=codec.encode(made), rewards=(1.0, 0.0, 0.0))
+    scene.outcomes[1] = replace(scene.outcomes[1], n_asked=3, failures=1)
+
+
 def attached(scene: Scene) -> None:
     scene.objects = NoObject()
     scene.groups[0] = replace(scene.groups[0], attachments=(Attachment("image", ClaimCheck("main", "k")),))
@@ -259,6 +287,11 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     ),
     (replaced("first", rewards=(math.nan, 0.0)), r"the rewards of its kept trajectories \[0\] are not finite"),
     (replaced("first", kept=(0, 1)), "it leaves out 0 of the trajectories of its group, but outcomes reject 1 of them"),
+    (replaced("first", kept=(1,)), "it leaves out trajectory 'sums:1:0' of its group, but no outcome rejects that"),
+    (
+        replaced("first", rewards=(2.0, 0.0)),
+        "the reward of trajectory 0 is 2.0 in the record, but 1.0 in its group, and the chain of recipe revision 0",
+    ),
     (longer_runs, "a sequence has 3 tokens, but its version_runs give versions to 4 tokens"),
     (
         put("stamps", TOPICS.trajectories("solver"), {"min_version": 2}),
@@ -271,6 +304,15 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
         r"tasks.sums\[0\]@1 .* its attempt is 3 by its headers, but 0 by its value$",
     ),
     (put("keys", TOPICS.tasks("sums"), b"sums:5"), "its key is b'sums:5', but its headers name sums:0"),
+    (
+        put("keys", TOPICS.outcomes("solver"), b"sums:5"),
+        r"outcomes.solver\[0\]@0 .* its key is b'sums:5', but its value names sums:0",
+    ),
+    (
+        put("stamps", TOPICS.outcomes("solver"), {"number": 0}),
+        "its number is b'0' by its headers, but b'1' by its value",
+    ),
+    (curated_in_another_order, "workers delivered sums:2 before sums:1, but the curated records of solver are in the"),
     (
         letter(0, b"other"),
         r"dead letter t.dead-letters\[0\]@0 holds other bytes than its record t.trajectories.solver\[0\]@0",
@@ -285,6 +327,10 @@ def test_of_values_that_are_as_they_should_be_nothing_is_said() -> None:
     whole = Scene()
     claimed(whole)
     assert whole.said() == []
+    for change in (with_failure, kept_twice):
+        scene = Scene()
+        change(scene)
+        assert scene.said() == []
 
 
 def sent_back(scene: Scene) -> None:
