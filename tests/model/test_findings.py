@@ -32,6 +32,7 @@ from headrace.infra.run import revisions
 from headrace.ops import swap
 from headrace.ops.audit.numbers import PolicyNumbers
 from headrace.ops.audit.pages import CURATED
+from headrace.ops.audit.weights_chain import WeightsChain
 from headrace.producers.feed import feed_state
 from headrace.producers.feed.overdue import OverdueNumbers
 from headrace.producers.rollout.admission import Admission
@@ -89,6 +90,7 @@ def believe_any_version(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(PublishedVersions, "can_move_clock", can_move_clock)
+    patch.setattr(WeightsChain, "note_sampled", lambda *_: None)  # the audit would say at once that there is none
 
 
 def report_expired_at_once(patch: pytest.MonkeyPatch) -> None:
