@@ -15,6 +15,7 @@ from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
 from headrace.ops.audit.account import RecordId, RunAccount
+from headrace.ops.audit.asked_versions import AskedVersions
 from headrace.ops.audit.deep import (
     UnfitValue,
     check_attachments,
@@ -58,6 +59,7 @@ class DeepLook:
         self._replays = {variant: ReplayChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
         self._tasks = Pages()
         """Number to the facts about its task in the first record that was read."""
+        self._asked = AskedVersions(run.recipe)
         self._rejected = Counter[tuple[str, str, int]]()
         """(variant, stream, number) to the number of single trajectories that outcomes reject."""
 
@@ -133,12 +135,21 @@ class DeepLook:
         for (topic, partition, offset), (dead_letter, _) in self._dead.items():
             yield f"the dead letter {dead_letter} is about {topic}[{partition}]@{offset}, but there is no record there"
 
+    def check_evaluation_task(self, message: Message) -> None:
+        """Check a task of an evaluation."""
+        with self._measure(message, groups=0):
+            if why := self._asked.compare_task(read_checked_task(message)):
+                raise UnfitValue(why)
+
     def check_answer(self, message: Message) -> None:
-        """Check an answer of an evaluation, as the evaluator read it. Raises StoreAway."""
+        """Check an answer of an evaluation, as the evaluator read it, after all tasks. Raises StoreAway."""
         unanswered = self._evaluations.find_unanswered(message, self._run.run_id)
         with self._measure(message):
-            store = self._run.store if self.objects else None
-            self._evaluations.fold_value(unanswered or read_checked_group(message, store))
+            group = unanswered or read_checked_group(message, self._run.store if self.objects else None)
+            self._evaluations.fold_value(group)
+            # The evaluator takes the version of an unreadable answer from its tokens.
+            if unanswered is None and (why := self._asked.compare_answer(group)):
+                raise UnfitValue(why)
 
     @contextmanager
     def _measure(self, message: Message, groups: int = 1) -> Iterator[None]:
