@@ -15,6 +15,7 @@ from recorded_run import Runs
 from tampered_command import WORDS, done, interrupted, suspended_trainer, wait_for_version
 from tampering_hand import Hand
 from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, named
+from tamperings_of_evaluations import OF_EVALUATIONS
 from tamperings_of_topics import OF_TOPICS
 
 from headrace.infra.kafka.clients import get_admin, open_producer
@@ -38,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def cases() -> list[tuple[Tampering, str]]:
-    return [(one, run) for one in (*CATALOGUE, *OF_TOPICS) for run in one.on]
+    return [(one, run) for one in (*CATALOGUE, *OF_TOPICS, *OF_EVALUATIONS) for run in one.on]
 
 
 @pytest.mark.audit
