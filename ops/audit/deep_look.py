@@ -14,6 +14,7 @@ from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
 from headrace.ops.audit.account import RecordId, RunAccount
+from headrace.ops.audit.asked_versions import AskedVersions
 from headrace.ops.audit.deep import (
     UnfitValue,
     check_attachments,
@@ -62,6 +63,7 @@ class DeepLook:
         """Number to the facts about its task in the first record that was read."""
         self._kept = {variant: KeptChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
         self._orders = {variant: DeliveryOrder(variant) for variant in run.recipe.policy_variants}
+        self._asked = AskedVersions(run.recipe)
 
     def check_group(self, message: Message, *, is_new: bool) -> None:
         """Check a record of trajectories or curated groups; a record with a fault needs a dead letter.
@@ -141,12 +143,21 @@ class DeepLook:
         for order in self._orders.values():
             yield from order.problems()
 
+    def check_evaluation_task(self, message: Message) -> None:
+        """Check a task of an evaluation."""
+        with self._measure(message, groups=0):
+            if why := self._asked.compare_task(read_checked_task(message)):
+                raise UnfitValue(why)
+
     def check_answer(self, message: Message) -> None:
-        """Check an answer of an evaluation, as the evaluator read it. Raises StoreAway."""
+        """Check an answer of an evaluation, as the evaluator read it, after all tasks. Raises StoreAway."""
         unanswered = self._evaluations.find_unanswered(message, self._run.run_id)
         with self._measure(message):
-            store = self._run.store if self.objects else None
-            self._evaluations.fold_value(unanswered or read_checked_group(message, store))
+            group = unanswered or read_checked_group(message, self._run.store if self.objects else None)
+            self._evaluations.fold_value(group)
+            # The evaluator takes the version of an unreadable answer from its tokens.
+            if unanswered is None and (why := self._asked.compare_answer(group)):
+                raise UnfitValue(why)
 
     @contextmanager
     def _measure(self, message: Message, groups: int = 1) -> Iterator[None]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_par
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.account import NO_SNAPSHOT, read_next_numbers
 from headrace.ops.audit.pages import ANSWER_DUE, PAGE_NUMBERS, PRODUCED, REACHED, Mask, Page, Pages
-from headrace.ops.audit.problems import Problems
+from headrace.ops.audit.problems import AuditProblem, Problems
+from headrace.ops.audit.unsaved_results import EvaluationKey, name_evaluation
 from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -37,8 +39,6 @@ from headrace.schemas.topics import EVALUATOR, is_eval
 
 WAITS = REACHED
 """Bit of an evaluation whose task the workers have not read yet."""
-EvaluationKey = tuple[str, str, int]
-"""(workflow, policy, version)."""
 OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
 """Fields of a result that depend only on its version's answers, and fields that depend on its own answers."""
 
@@ -67,6 +67,8 @@ class Evaluations:
         sizes = {one.evaluate.problems for one in revisions}
         self._size = sizes.pop() if len(sizes) == 1 else 0
         """Number of problems of each evaluation; 0 if it differs between revisions."""
+        self.issued_before: dict[str, int] | None = None
+        """For a running run, next numbers from before anything else was read, so that later tasks are not judged."""
         self._issued: dict[str, int] = {}
         self._seen: Counter[str] = Counter()
         self._pages = {policy: Pages() for policy in self._recipe.policies}
@@ -88,19 +90,28 @@ class Evaluations:
         self._fold, self._fold_cut = EvaluationFold("", self._size), EvaluationFold("", self._size)
         self._found = Problems()
 
+    @property
+    def results(self) -> Collection[EvaluationKey]:
+        """Evaluations that have a result."""
+        return self._results.keys()
+
     # --------------------------------------------------------------------------------------------------------- records
 
-    def fold_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> None:
-        """Take in a task; `passed` are the next offsets of the workers, from before the tasks were read."""
+    def fold_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> bool:
+        """Take in a task; return False if it is of no evaluation of this run.
+
+        `passed` are the next offsets of the workers, from before the tasks were read.
+        """
         stamp, partition_id = _read_stamp(message, run_id), (message.topic, message.partition)
         if stamp is None:
-            return
+            return False
         workflow = workflow_of(stamp.stream)
         self._seen[workflow] = max(self._seen[workflow], stamp.number + 1)
         if workflow in self._recipe.workflows:
             bits = WAITS if message.offset >= passed.get(partition_id, 0) else ANSWER_DUE
             for policy in self._recipe.policies_of(workflow):
                 self._pages[policy].mark(workflow, stamp.number, 0, bits)
+        return True
 
     def fold_answer(self, message: Message, run_id: str) -> bool:
         """Take in a group; return False if it names no evaluation of this run, and so must be a dead letter.
@@ -126,7 +137,7 @@ class Evaluations:
             return
         key = (result.workflow, result.policy, result.version)
         if result.run_id == run_id and key in self._results:
-            self._found.add_sentence(f"{_name_evaluation(key)} has more than one result: {where}")
+            self._found.add_sentence(f"{name_evaluation(key)} has more than one result: {where}")
         elif result.run_id == run_id:
             self._results[key] = result
 
@@ -134,7 +145,7 @@ class Evaluations:
         """Take in the newest snapshots; the fold reports a feeder's snapshot that cannot be read."""
         with suppress(*NO_SNAPSHOT):
             if (snapshot := feeder.decode()) is not None:
-                self._issued = read_next_numbers(json.loads(snapshot.body).get("next_evaluation", {}))
+                self._issued = read_issued_evaluations(json.loads(snapshot.body))
         with suppress(SchemaError):
             if evaluator is not None:
                 self._read = dict(codec.decode(evaluator.value, Snapshot).positions)
@@ -200,7 +211,8 @@ class Evaluations:
         """
         found = Problems()
         found.extend(self._found)
-        sentences = [self._find_foreign(), self._find_lost(drained=drained), self._find_missing() if drained else ()]
+        self._add_lost(found, drained=drained)
+        sentences = [self._find_foreign(), self._find_missing() if drained else ()]
         sentences.append(self._find_wrong(still=still))
         for what in (one for some in sentences for one in some):
             found.add_sentence(what)
@@ -224,12 +236,22 @@ class Evaluations:
                     name = f"eval.{page.stream}:{page.first + at} of {policy}"
                     yield f"{name} was answered or is a dead letter, but was never issued"
 
-    def _find_lost(self, *, drained: bool) -> Iterator[str]:
+    def _add_lost(self, found: Problems, *, drained: bool) -> None:
         for workflow, issued in self._issued.items():
+            before = issued if self.issued_before is None else self.issued_before.get(workflow, 0)
             for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
+                always = self._has_always_trained(workflow, policy)
                 for page in self._iterate_pages(workflow, policy, issued):
-                    for at in np.flatnonzero(_mask_lost(page, issued) if drained else _mask_unanswered(page)):
-                        yield f"eval.{workflow}:{page.first + at} of {policy} was issued, but never answered"
+                    lost = _mask_lost(page, issued) if drained else _mask_unanswered(page)
+                    _add_numbers(found, page, policy, lost, "was issued, but never answered")
+                    if always and not drained:
+                        what = "was issued and is not answered, but its task is not on the eval-tasks topic"
+                        _add_numbers(found, page, policy, _mask_lost(page, before) & ~page.mask(ANSWER_DUE), what)
+
+    def _has_always_trained(self, workflow: str, policy: str) -> bool:
+        """Return whether every recipe with a workflow trains a policy in it, so that the policy answers each task."""
+        having = [one for one in self._revisions if workflow in one.workflows]
+        return all(policy in one.policies_of(workflow) for one in having)
 
     def _find_missing(self) -> Iterator[str]:
         """Yield the missing results for which the evaluator has read all answers."""
@@ -259,13 +281,13 @@ class Evaluations:
             if key in self._unseen or (found is None and self._is_another_now(key[0])):
                 continue
             if found is None and all(end <= self._read.get(name, 0) for name, end in ends.items()):
-                yield f"{_name_evaluation(key)} has all answers, but no result"
+                yield f"{name_evaluation(key)} has all answers, but no result"
             elif found is not None and (differing := self._find_differences(key, expected, found)):
-                name = _name_evaluation(key)
+                name = name_evaluation(key)
                 yield f"{name} has a result that differs from its answers (answers -> result): {differing}"
         if still and self._expected:
             for key in sorted(self._results.keys() - self._expected.keys() - self._unseen):
-                yield f"{_name_evaluation(key)} has a result, but some of its answers are missing"
+                yield f"{name_evaluation(key)} has a result, but some of its answers are missing"
 
     def _find_differences(self, key: EvaluationKey, expected: EvalResult, found: EvalResult) -> str:
         """Return how a result differs from its answers, in words.
@@ -294,6 +316,11 @@ class Evaluations:
         return (*OF_ANY, *OF_ANSWERS, *tiers, *error)
 
 
+def read_issued_evaluations(state: Any) -> dict[str, int]:
+    """Return the next number of every workflow's evaluations from the feeder's state; none from an older release."""
+    return read_next_numbers(state.get("next_evaluation", {}))
+
+
 def _read_stamp(message: Message, run_id: str) -> Stamp | None:
     """Return the stamp of an evaluation of this run; None for anything else."""
     try:
@@ -306,6 +333,11 @@ def _read_stamp(message: Message, run_id: str) -> Stamp | None:
 def _mask_lost(page: Page, issued: int) -> Mask:
     found: Mask = page.is_below(issued) & ~page.mask(PRODUCED | WAITS) & ~page.died
     return found
+
+
+def _add_numbers(found: Problems, page: Page, policy: str, mask: Mask, what: str) -> None:
+    names = (f"eval.{page.stream}:{page.first + at} of {policy}" for at in np.flatnonzero(mask))
+    found.add((AuditProblem(f"{name} {what}") for name in names), _count_true(mask))
 
 
 def _mask_unanswered(page: Page) -> Mask:
@@ -334,11 +366,6 @@ def _describe_tiers(expected: Sequence[TierResult], found: Sequence[TierResult])
         for field in fields(TierResult)
         if repr(getattr(one, field.name)) != repr(getattr(other, field.name))
     ]
-
-
-def _name_evaluation(key: EvaluationKey) -> str:
-    workflow, policy, version = key
-    return f"the evaluation of version {version} of {policy} on {workflow}"
 
 
 def _count_true(mask: Mask) -> int:

@@ -29,9 +29,10 @@ from headrace.ops.audit.account import (
     describe_unusable,
     read_issued,
 )
-from headrace.ops.audit.evaluations import Evaluations
+from headrace.ops.audit.evaluations import Evaluations, read_issued_evaluations
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
+from headrace.ops.audit.redrives import Redrives
 from headrace.ops.audit.weights_chain import ChainLink
 from headrace.ops.audit.weights_events import fold_event
 from headrace.ops.feeder_snapshot import FeederSnapshot
@@ -69,6 +70,7 @@ class AuditFold:
         """Topics of curated groups."""
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
         """Topics of groups."""
+        self.redrives = Redrives(self.groups | {recipe.topics.eval_groups(policy) for policy in recipe.policies})
         self.evaluations: Evaluations | None = None
         """Takes in dead letters about evaluations; None if evaluations are not audited."""
         self.schemas: dict[bytes, str] = {}
@@ -109,6 +111,8 @@ class AuditFold:
         if taker is None:
             return False
         self.schemas.setdefault(message.value[2:10], name_offset(message))
+        if self.redrives.expected:
+            self.redrives.fold_message(message)
         try:
             return taker(message)
         except (SchemaError, HeaderError) as error:
@@ -163,10 +167,12 @@ class AuditFold:
             dead_letter = codec.decode(message.value, DeadLetter)
         except SchemaError:
             self.account.unreadable_letters += 1  # it gets no dead letter, which would be read here again
+            self.redrives.fold_dead_letter(message, None)
             return False
         if dead_letter.run_id != self.run_id:
             return False
         self.account.fold_dead_letter(dead_letter, message.offset)
+        self.redrives.fold_dead_letter(message, dead_letter)
         if self.evaluations is not None and is_eval(dead_letter.stream):
             self.evaluations.fold_dead_letter(dead_letter)
         return True
@@ -238,10 +244,20 @@ class AuditFold:
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def begin(self, feeder: FeederSnapshot) -> None:
-        """Take in the feeder's newest snapshot of a running run, before all other messages."""
+        """Take in the feeder's newest snapshot of a running run, before all other messages.
+
+        Without a snapshot, no number was issued before: the feeder may issue the first ones while the audit reads.
+        """
+        known, evaluations = self.account.known, self.evaluations
+        known.issued_before = {}
+        if evaluations is not None:
+            evaluations.issued_before = {}
         with suppress(*NO_SNAPSHOT):  # `fold_feeder_snapshot` reports it
-            if (snapshot := feeder.decode()) is not None:
-                self.account.known.issued_before = read_issued(json.loads(snapshot.body))
+            if (snapshot := feeder.decode()) is not None and snapshot.run_id == self.run_id:
+                state = json.loads(snapshot.body)
+                known.issued_before = read_issued(state)
+                if evaluations is not None:
+                    evaluations.issued_before = read_issued_evaluations(state)
 
     def fold_feeder_snapshot(self) -> None:
         """Read the feeder's newest snapshot, after all messages were taken in."""

@@ -147,7 +147,7 @@ class Pages:
         page[number & LOW] = max(-MOST_DEATHS, min(MOST_DEATHS, page[number & LOW] + dead_letters))
 
     def set_version(self, stream: str, number: int, use: int, version: int) -> None:
-        """Note the version that was trained on a use."""
+        """Note the version that was trained on a use, or a code of the one that an evaluation's task asks for."""
         key = (stream, use, number >> PAGE_BITS)
         page = self._versions.get(key)
         if page is None:
@@ -155,7 +155,7 @@ class Pages:
         page[number & LOW] = max(NEVER_TRAINED, min(version, 2**31 - 1))
 
     def version(self, stream: str, number: int, use: int) -> int:
-        """Return the version that was trained on a use; NEVER_TRAINED for none."""
+        """Return what `set_version` noted; NEVER_TRAINED for nothing."""
         page = self._versions.get((stream, use, number >> PAGE_BITS))
         return NEVER_TRAINED if page is None else page[number & LOW]
 

@@ -29,6 +29,7 @@ from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.recipe_records import recipe_problems, run_end_problems, schema_problems
 from headrace.ops.audit.results import Audit
 from headrace.ops.audit.retired_versions import find_wrongly_retired
+from headrace.ops.audit.unsaved_results import find_unsaved_results
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas.headers import HeaderError
@@ -275,8 +276,16 @@ class WholeAudit:
     # ----------------------------------------------------------------------------------------------------- evaluations
 
     def _begin_evaluations(self, parts: Parts, there: set[str], asked: AskedGroups) -> None:
-        """Read answers and tasks; `asked` are positions from before."""
+        """Read tasks, and then the answers that conclude them; `asked` are positions from before.
+
+        A task that is played meanwhile has its answer before it may be deleted.
+        """
+        passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
+        for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
+            if self.evaluations.fold_task(message, self.run.run_id, passed):
+                self._run_deep_check(lambda deep, message=message: deep.check_evaluation_task(message))  # type: ignore[misc]
         for message in self.log.read(_select_existing(parts.eval_groups, there), "answers"):
+            self.fold.redrives.fold_message(message)
             try:
                 counts = self.evaluations.fold_answer(message, self.run.run_id)
             except HeaderError as error:
@@ -284,16 +293,23 @@ class WholeAudit:
                 continue
             if counts:
                 self._run_deep_check(lambda deep, message=message: deep.check_answer(message))  # type: ignore[misc]
-        passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
-        for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
-            self.evaluations.fold_task(message, self.run.run_id, passed)
+        for what in self.fold.redrives.problems():
+            self.other.add_sentence(what)
 
     def _end_evaluations(self, parts: Parts, there: set[str], scope: Scope) -> None:
         """Read results. The evaluator's state was read before, so all results that it counts must be there."""
         for message in self.log.read(_select_existing(parts.evals, there), "results"):
             self.evaluations.fold_result(message, self.run.run_id)
-        self.evaluations.fold_snapshots(self.fold.feeder, self.fold.snapshots.get(EVALUATOR_KEY))
+        newest = self.fold.snapshots.get(EVALUATOR_KEY)
+        self.evaluations.fold_snapshots(self.fold.feeder, newest)
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
+        unsaved = [*find_unsaved_results(self.evaluations.results, newest)]
+        if unsaved and not self.request.rests:  # the evaluator may have written results after its snapshot was read
+            for message in self.log.read_uncounted(_select_existing(parts.state, there)):
+                newest = message if message.key == EVALUATOR_KEY else newest
+            unsaved = [*find_unsaved_results(self.evaluations.results, newest)]
+        for what in unsaved:
+            self.other.add_sentence(what)
 
 
 def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bool) -> AuditReport:

@@ -35,6 +35,8 @@ class Recorded:
     messages: dict[PartitionId, list[Message]] = field(default_factory=dict)
     first: list[Message] = field(default_factory=list)
     """Of a run that goes on: `state` before all else."""
+    again: tuple[Message, ...] = ()
+    """And once more after all else, if the audit asked for it."""
     begins: dict[PartitionId, int] = field(default_factory=dict)
     """First offsets."""
     ends: dict[PartitionId, int] = field(default_factory=dict)
@@ -119,7 +121,10 @@ class RecordingLog(AuditedLog):
         yield from self._keeping(topics, lambda wanted: super(RecordingLog, self).read_in_order(wanted, what))
 
     def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
-        found = list(super().read_uncounted(topics))
+        wanted = list(topics)
+        found = list(super().read_uncounted(wanted))
+        if self._kept.first and wanted == [self._kept.run.topics.state]:
+            self._kept.again = tuple(found)
         self._kept.first = self._kept.first or found
         yield from found
 
@@ -147,6 +152,8 @@ class RecordedLog(AuditedLog):
     def __init__(self, run: Run, recorded: Recorded) -> None:
         super().__init__(run)
         self._kept, self._asked = recorded, iter(recorded.asked)
+        self._looks = iter((recorded.first, recorded.again))
+        """What it says of `state` outside the order of reading."""
 
     def topics(self) -> set[str]:
         return self._kept.topics
@@ -163,7 +170,8 @@ class RecordedLog(AuditedLog):
 
     def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
         wanted = list(topics)
-        yield from self._kept.first if wanted == [self._kept.run.topics.state] else self.read(wanted, "")
+        is_state = wanted == [self._kept.run.topics.state]
+        yield from (next(self._looks) or self.read(wanted, "")) if is_state else self.read(wanted, "")
 
     def ends(self, topics: Iterable[str]) -> dict[PartitionId, int]:
         return {partition_id: self._kept.ends[partition_id] for partition_id in self.partitions(topics)}

@@ -15,6 +15,7 @@ from recorded_run import Runs
 from tampered_command import WORDS, done, interrupted, suspended_trainer, wait_for_version
 from tampering_hand import Hand
 from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, named
+from tamperings_of_evaluations import OF_EVALUATIONS
 from tamperings_of_groups import OF_GROUPS
 from tamperings_of_topics import OF_TOPICS
 from tamperings_of_versions import OF_VERSIONS
@@ -40,7 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def cases() -> list[tuple[Tampering, str]]:
-    return [(one, run) for one in (*CATALOGUE, *OF_TOPICS, *OF_GROUPS, *OF_VERSIONS) for run in one.on]
+    everything = (*CATALOGUE, *OF_TOPICS, *OF_GROUPS, *OF_EVALUATIONS, *OF_VERSIONS)
+    return [(one, run) for one in everything for run in one.on]
 
 
 @pytest.mark.audit
