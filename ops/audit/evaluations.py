@@ -69,6 +69,8 @@ class Evaluations:
         """Number of problems of each evaluation; 0 if it differs between revisions."""
         self.issued_before: dict[str, int] | None = None
         """For a running run, next numbers from before anything else was read, so that later tasks are not judged."""
+        self.read_before: Mapping[str, int] | None = None
+        """For a running run, the evaluator's positions from before anything else was read."""
         self._issued: dict[str, int] = {}
         self._seen: Counter[str] = Counter()
         self._pages = {policy: Pages() for policy in self._recipe.policies}
@@ -146,9 +148,11 @@ class Evaluations:
         with suppress(*NO_SNAPSHOT):
             if (snapshot := feeder.decode()) is not None:
                 self._issued = read_issued_evaluations(json.loads(snapshot.body))
-        with suppress(SchemaError):
-            if evaluator is not None:
-                self._read = dict(codec.decode(evaluator.value, Snapshot).positions)
+        self._read = read_positions(evaluator)
+
+    def get_reader_positions(self) -> Mapping[str, int]:
+        """Return the offsets, as `topic[partition]`, before which the evaluator has judged each answer."""
+        return self._read if self.read_before is None else self.read_before
 
     def fold_value(self, group: TrajectoryGroup) -> None:
         """Take in the value of the answer that was just taken in; the answers of a partition come in order."""
@@ -193,13 +197,14 @@ class Evaluations:
         found = {}
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
-                pages = list(self._iterate_pages(workflow, policy, issued))
+                pages, first = list(self._iterate_pages(workflow, policy, issued)), self._find_first(workflow, policy)
                 answered = sum(_count_true(page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
                 dead = sum(_count_true(page.died & ~page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
-                lost = sum(_count_true(_mask_lost(page, issued)) for page in pages) if drained else 0
+                lost = sum(_count_true(_mask_lost(page, issued, first)) for page in pages) if drained else 0
                 results = sum(key[:2] == (workflow, policy) for key in self._results)
-                in_flight = issued - answered - dead - lost
-                found[f"{workflow}.{policy}"] = EvaluationCounts(issued, answered, dead, in_flight, lost, results)
+                own = issued - first
+                in_flight = own - answered - dead - lost
+                found[f"{workflow}.{policy}"] = EvaluationCounts(own, answered, dead, in_flight, lost, results)
         return found
 
     def problems(self, *, still: bool, drained: bool) -> Problems:
@@ -240,18 +245,28 @@ class Evaluations:
         for workflow, issued in self._issued.items():
             before = issued if self.issued_before is None else self.issued_before.get(workflow, 0)
             for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
-                always = self._has_always_trained(workflow, policy)
+                first = self._find_first(workflow, policy)
                 for page in self._iterate_pages(workflow, policy, issued):
-                    lost = _mask_lost(page, issued) if drained else _mask_unanswered(page)
+                    lost = _mask_lost(page, issued, first) if drained else _mask_unanswered(page, first)
                     _add_numbers(found, page, policy, lost, "was issued, but never answered")
-                    if always and not drained:
+                    if not drained:
                         what = "was issued and is not answered, but its task is not on the eval-tasks topic"
-                        _add_numbers(found, page, policy, _mask_lost(page, before) & ~page.mask(ANSWER_DUE), what)
+                        gone = _mask_lost(page, before, first) & ~page.mask(ANSWER_DUE)
+                        _add_numbers(found, page, policy, gone, what)
 
-    def _has_always_trained(self, workflow: str, policy: str) -> bool:
-        """Return whether every recipe with a workflow trains a policy in it, so that the policy answers each task."""
+    def _find_first(self, workflow: str, policy: str) -> int:
+        """Return the first number that a policy must answer.
+
+        It is 0 if every recipe with the workflow trains the policy in it. For a policy that came with a later recipe it
+        is the first number that it answered: earlier tasks asked nothing of it.
+        """
         having = [one for one in self._revisions if workflow in one.workflows]
-        return all(policy in one.policies_of(workflow) for one in having)
+        issued = self._issued.get(workflow, 0)
+        if all(policy in one.policies_of(workflow) for one in having):
+            return 0
+        pages = self._iterate_pages(workflow, policy, issued)
+        found = (page.first + int(at) for page in pages for at in np.flatnonzero(page.mask(PRODUCED)))
+        return min(next(found, issued), issued)
 
     def _find_missing(self) -> Iterator[str]:
         """Yield the missing results for which the evaluator has read all answers."""
@@ -321,6 +336,13 @@ def read_issued_evaluations(state: Any) -> dict[str, int]:
     return read_next_numbers(state.get("next_evaluation", {}))
 
 
+def read_positions(snapshot: Message | None) -> Mapping[str, int]:
+    """Return the positions in a snapshot, as `topic[partition]`; none for a snapshot that cannot be read."""
+    with suppress(SchemaError):
+        return dict(codec.decode(snapshot.value, Snapshot).positions) if snapshot is not None else {}
+    return {}
+
+
 def _read_stamp(message: Message, run_id: str) -> Stamp | None:
     """Return the stamp of an evaluation of this run; None for anything else."""
     try:
@@ -330,8 +352,8 @@ def _read_stamp(message: Message, run_id: str) -> Stamp | None:
     return stamp if stamp.run_id == run_id and is_eval(stamp.stream) else None
 
 
-def _mask_lost(page: Page, issued: int) -> Mask:
-    found: Mask = page.is_below(issued) & ~page.mask(PRODUCED | WAITS) & ~page.died
+def _mask_lost(page: Page, issued: int, first: int) -> Mask:
+    found: Mask = page.is_below(issued) & ~page.is_below(first) & ~page.mask(PRODUCED | WAITS) & ~page.died
     return found
 
 
@@ -340,9 +362,9 @@ def _add_numbers(found: Problems, page: Page, policy: str, mask: Mask, what: str
     found.add((AuditProblem(f"{name} {what}") for name in names), _count_true(mask))
 
 
-def _mask_unanswered(page: Page) -> Mask:
-    """Return the numbers that the workers have read past and not answered."""
-    return page.mask(ANSWER_DUE) & ~page.mask(PRODUCED | WAITS) & ~page.died
+def _mask_unanswered(page: Page, first: int) -> Mask:
+    """Return the numbers, from `first` on, that the workers have read past and not answered."""
+    return page.mask(ANSWER_DUE) & ~page.is_below(first) & ~page.mask(PRODUCED | WAITS) & ~page.died
 
 
 def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:

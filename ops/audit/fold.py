@@ -29,7 +29,7 @@ from headrace.ops.audit.account import (
     describe_unusable,
     read_issued,
 )
-from headrace.ops.audit.evaluations import Evaluations, read_issued_evaluations
+from headrace.ops.audit.evaluations import Evaluations, read_issued_evaluations, read_positions
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
 from headrace.ops.audit.redrives import Redrives
@@ -243,15 +243,15 @@ class AuditFold:
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
-    def begin(self, feeder: FeederSnapshot) -> None:
-        """Take in the feeder's newest snapshot of a running run, before all other messages.
+    def begin(self, feeder: FeederSnapshot, evaluator: Message | None = None) -> None:
+        """Take in the newest snapshots of feeder and evaluator of a running run, before all other messages.
 
         Without a snapshot, no number was issued before: the feeder may issue the first ones while the audit reads.
         """
         known, evaluations = self.account.known, self.evaluations
         known.issued_before = {}
         if evaluations is not None:
-            evaluations.issued_before = {}
+            evaluations.issued_before, evaluations.read_before = {}, read_positions(evaluator)
         with suppress(*NO_SNAPSHOT):  # `fold_feeder_snapshot` reports it
             if (snapshot := feeder.decode()) is not None and snapshot.run_id == self.run_id:
                 state = json.loads(snapshot.body)

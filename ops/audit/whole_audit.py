@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.kafka.topic_reader import PartitionId, name_partition
 from headrace.infra.run.run import Run
 from headrace.ops.audit import commits
 from headrace.ops.audit.audited_log import AuditedLog
@@ -41,11 +41,12 @@ AskedGroups: TypeAlias = Mapping[commits.Group, commits.Committed]
 
 
 def begin(log: AuditedLog, fold: AuditFold, state: str) -> None:
-    """Take in the issued numbers before anything else is read, so that numbers issued later are not judged."""
-    feeder = FeederSnapshot()
+    """Take in what was issued and evaluated before anything else is read, so that what comes later is not judged."""
+    feeder, evaluator = FeederSnapshot(), None
     for message in log.read_uncounted([state]):
         feeder.fold_message(message)
-    fold.begin(feeder)
+        evaluator = message if message.key == EVALUATOR_KEY else evaluator
+    fold.begin(feeder, evaluator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class WholeAudit:
         if not offline:
             self._end_evaluations(parts, there, scope)
             self._check_commits(there, asked)
-        found = self.fold.account.audit(scope, self._find_reader_positions(asked, there))
+        found = self.fold.account.audit(scope, _find_reader_positions(self, asked, there))
         again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
         named = add_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
         return _build_report(self, found, named, drained=drained)
@@ -139,7 +140,7 @@ class WholeAudit:
             begin(self.log, self.fold, self.run.topics.state)
         asked = self._fetch_committed(there)
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
-        self.fold.account.known.reached = self._find_reader_positions(asked, there)
+        self.fold.account.known.reached = _find_reader_positions(self, asked, there)
         self.fold.account.known.answered = {
             group.component.removeprefix(CURATOR_KEY.decode()): {p: commit.offset for p, commit in one.commits.items()}
             for group, one in asked.items()
@@ -239,27 +240,7 @@ class WholeAudit:
             f"--no-store): {why}"
         )
 
-    # ------------------------------------------------------------------------------------------------------- positions
-
-    def _find_reader_positions(self, asked: AskedGroups, there: set[str]) -> dict[PartitionId, int]:
-        """Return the positions of the readers of groups: of curators by their commits, of trainers by batches."""
-        topics, positions = self.run.topics, {}
-        if asked:
-            read = [topics.trajectories(policy) for policy in self.run.recipe.policies]
-            curated = {topics.curated(variant): variant for variant in self.run.recipe.policy_variants}
-            positions = dict.fromkeys(self.log.partitions(_select_existing([*read, *curated], there)), 0)
-            # A shadow writes no dead letters, so the positions of its curators do not matter here.
-            for group, one in asked.items():
-                if not group.is_shadow:
-                    positions |= {
-                        partition_id: commit.offset
-                        for partition_id, commit in one.commits.items()
-                        if partition_id in positions
-                    }
-            for topic, variant in curated.items():
-                reported = self.fold.account.chains[variant].positions.last
-                positions |= {(topic, partition): offset for partition, offset in reported.items()}
-        return positions
+    # --------------------------------------------------------------------------------------------------------- commits
 
     def _check_commits(self, there: set[str], before: AskedGroups) -> None:
         asked = self._fetch_committed(there)
@@ -358,6 +339,30 @@ def _check_recipe_and_checkpoints(one: WholeAudit, *, offline: bool) -> Iterator
     yield from schema_problems(one.log.schemas(), one.fold.schemas)
     for variant, batches in () if offline else account.batches.items():
         yield from batches.problems(account.chains[variant].checkpoints)
+
+
+def _find_reader_positions(one: WholeAudit, asked: AskedGroups, there: set[str]) -> dict[PartitionId, int]:
+    """Return the positions of readers: workers and curators by commits, trainers by batches, the evaluator by `state`.
+
+    Records after them may still become dead letters. Tasks and answers are limited only while the run goes on: at rest
+    nothing reads them, and nobody else would name them.
+    """
+    if not asked:
+        return {}
+    topics, recipe = one.run.topics, one.run.recipe
+    parts, curated = Parts.of(one.run), {topics.curated(variant): variant for variant in recipe.policy_variants}
+    while_running = () if one.request.rests else (*parts.tasks, *parts.eval_tasks, *parts.eval_groups)
+    read = [*parts.trajectories, *while_running, *curated]
+    positions = dict.fromkeys(one.log.partitions(_select_existing(read, there)), 0)
+    # A shadow writes no dead letters, so the positions of its curators do not matter here.
+    main = [committed for group, committed in asked.items() if not group.is_shadow]
+    found = {partition_id: commit.offset for each in main for partition_id, commit in each.commits.items()}
+    for topic, variant in curated.items():
+        reported = one.fold.account.chains[variant].positions.last
+        found |= {(topic, partition): offset for partition, offset in reported.items()}
+    evaluated = one.evaluations.get_reader_positions()
+    found |= {place: evaluated.get(name_partition(place), 0) for place in positions if place[0] in parts.eval_groups}
+    return {place: found.get(place, offset) for place, offset in positions.items()}
 
 
 def _select_existing(topics: Iterable[str], there: set[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tampering_hand import Hand
-from tamperings import LIVE, Catalogue
+from tamperings import FINISHED, LIVE, STOPPED, Catalogue
 
 from headrace.infra.kafka.clients import Message
 from headrace.schemas import codec
@@ -49,7 +49,7 @@ tampering.altered(
 )
 
 
-@tampering("it asks for version 3 of solver, but an earlier task of eval.sums:.* asks for version 0")
+@tampering("it asks for version 3 of solver, but an earlier task of eval.sums:.* asks for version 0", FINISHED, STOPPED)
 def v44_evaluation_task_issued_again_for_another_version(hand: Hand) -> None:
     like, task = evaluation_task(hand)
     again = replace(task, attempt=1, versions={"solver": 3})

@@ -187,6 +187,26 @@ def test_a_policy_that_came_with_a_later_recipe_has_not_lost_the_tasks_before_it
     assert len([what for what in log.said() if "of judge was issued and is not answered" in what]) == 2
 
 
+def test_a_policy_that_came_with_a_later_recipe_must_answer_from_its_first_answer_on() -> None:
+    tables = RECIPE.model_dump(mode="json")
+    both = tables["workflows"]["sums"] | {"policies": {"s": "solver", "j": "judge"}}
+    policies = {**tables["policies"], "judge": {"path": "y"}}
+    later = Recipe.model_validate({**tables, "policies": policies, "workflows": {"sums": both}})
+    log = Log((RECIPE, later))
+    for number in (2, 3):
+        log.say(TASKS, b"", task_key(STREAM, number), Stamp("r", STREAM, number, purpose="eval"))
+    log.feed(4)
+    log.played = 4
+    for number in range(4):
+        log.answer(number)
+    log.answer(2, "judge")
+    assert [what for what in log.said() if "of judge" in what] == [
+        "eval.sums:3 of judge was issued, but never answered"
+    ]
+    log.answer(3, "judge")
+    assert [what for what in log.said() if "of judge" in what] == []
+
+
 # ---------------------------------------------------------------------------------------------- what is published again
 
 AGAIN = "so the evaluator publishes it again when it starts"

@@ -159,3 +159,35 @@ def test_what_may_still_come_of_a_run_that_ended_long_ago_is_not_lost_and_what_m
     ):
         report = WholeAudit.of(RUN, AuditRequest(use_store=False), Path(), cast("AuditedLog", log)).perform()
         assert (report.lost, report.policies["solver"].in_flight) == (lost, 1), vars(log)
+
+
+class Unreadable(Ended):
+    """The log of a run whose next task or next answer of an evaluation cannot be read.
+
+    Args:
+        topic: Topic of the record.
+        passed: Offset that its reader had reached before the audit began.
+    """
+
+    def __init__(self, topic: str, passed: int) -> None:
+        super().__init__(played=False, curated=False)
+        position = {f"{topic}[0]": passed} if topic == TOPICS.eval_groups("solver") else {}
+        evaluator = codec.encode(Snapshot("r", "evaluate", body=b'{"done": []}', positions=position))
+        self._messages[TOPICS.state].append(Message(TOPICS.state, 0, 1, b"evaluate", evaluator))
+        headers = [] if topic == TASKS else Stamp("r", "eval.sums", 0, policy="judge").to_headers()
+        self._messages[topic] = [Message(topic, 0, 0, b"", b"", headers)]
+        self._commits |= {topic: passed, TOPICS.tasks("eval.sums"): 0}
+
+    def topics(self) -> set[str]:
+        return {*super().topics(), TOPICS.eval_groups("solver"), TOPICS.eval_groups("judge")}
+
+
+def test_a_live_audit_waits_until_workers_and_evaluator_have_read_what_cannot_be_read() -> None:
+    two = sums_recipe(policies={"solver": {"path": "x"}, "judge": {"path": "y"}}, kafka={"partitions": 1})
+    run = replace(RUN, revisions=(two,))
+    for topic in (TASKS, TOPICS.eval_groups("solver")):
+        for passed, rests, told in ((0, False, False), (1, False, True), (0, True, True)):
+            log = cast("AuditedLog", Unreadable(topic, passed))
+            report = WholeAudit.of(run, AuditRequest(rests=rests, use_store=False), Path(), log).perform()
+            said = [what for what in report.problems if f"{topic}[0]@0 cannot be used, but has no dead letter" in what]
+            assert bool(said) == told, (topic, passed, rests, report.problems)
