@@ -1,7 +1,8 @@
 """Counts the records of a run by policy variant, and checks that every task number is accounted for. No I/O.
 
-Memory: four bytes for every number and policy or shadow, four more for a trained one, some hundred for every version, a
-byte for every record near an unreadable one, and a byte for every dead letter. Nothing else grows with the run.
+Memory: four bytes for every number and policy or shadow, four more for a trained one, some hundred for every version
+and every checkpoint, a byte for every record near an unreadable one, and a byte for every dead letter. `headrace audit`
+also keeps 32 bytes for every record on `batches` and partition that it names. Nothing else grows with the run.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ class Fields:
     outcome: Callable[[Any], tuple[Any, ...]]
     position: Callable[[Any], tuple[Any, ...]]
     use: Callable[[Any], tuple[Any, ...]]
-    versions: Callable[[Any], tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -69,6 +69,8 @@ class Known:
     """Shadow to the offsets that its curators had read to before anything else was read."""
     keeps_positions: bool = False
     """Whether to keep the positions that batches give for their groups, as a deep audit does."""
+    checks_resume: bool = False
+    """Whether to check from which offsets a trainer resumes; `headrace audit` does, and a live page does not."""
 
 
 def _make_fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
@@ -86,8 +88,7 @@ def _make_fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields
         ),
         eviction=get("verdict", "group"),
         hint=get("partition", "offset"),
-        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component", "revision"),
-        versions=get("min_version", "max_version", "head_version"),
+        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component", "revision", "head_version"),
         position=get("partition", "offset"),
         use=get("stream", "number", "use"),
     )
@@ -173,8 +174,9 @@ class RunAccount:
             chain.positions.check_hint(f"version {version} of {policy_variant}", hint, reported, where)
             if self.known.keeps_positions:
                 numbers.named_positions[fields.use(group)] = hint
-        concluded = (*groups, *(group for one in evictions if (group := fields.eviction(one)[1]) is not None))
-        chain.resume.fold_batch(version, record_id[2], map(fields.hint, concluded))
+        if self.known.checks_resume:
+            concluded = (*groups, *filter(None, (fields.eviction(one)[1] for one in evictions)))
+            chain.resume.fold_batch(version, record_id[2], map(fields.hint, concluded))
         is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
         settles = version >= 0 or bool(verdicts - {"dead"})
         chain.positions.fold_record(reported, where, version=version, settles=settles)
@@ -184,11 +186,12 @@ class RunAccount:
     def fold_outcome(self, variant: str, outcome: object, fields: Fields, record_id: RecordId) -> None:
         """Count an outcome at a position; outcomes of evaluations are skipped."""
         numbers = self.numbers[variant]
-        stream, number, use, level, verdict, reason, component, revision = fields.outcome(outcome)
+        stream, number, use, level, verdict, reason, component, revision, head = fields.outcome(outcome)
         if is_eval(stream):
             return
         self.revisions.note_number(self._outcomes[variant], stream, number, revision)
-        self.chains[policy_of(variant)].note_sampled(fields.versions(outcome), record_id)
+        if not variant_of(variant):  # of a group that its policy refused for its head_version, a shadow has an outcome
+            self.chains[variant].note_sampled((head,), record_id)
         if level == "trajectory":
             numbers.count_discarded_trajectory()
         elif verdict == "kept":
@@ -319,9 +322,7 @@ class RunAccount:
                 for _, what in beyond:
                     problems.add_sentence(what)
             broken.extend(self.chains[variant].problems(still=own.still, over=own.drained))
-            problems.extend(self.chains[variant].positions.found)
-            for what in self.chains[variant].find_wrong_resume_points():
-                problems.add_sentence(what)
+            problems.extend(self.chains[variant].position_problems())
         for found in (broken, self.unread.problems(positions or {}), self.found):
             problems.extend(found)
         for what in self.revisions.problems(self.begins):

@@ -47,10 +47,20 @@ class DeepLook:
         account: Holds the batches already, and the headers of each group.
         evaluations: Takes the values of answers.
         objects: Reads attachments; None if the store is left out or unreachable.
+        rests: Whether no process writes now.
     """
 
-    def __init__(self, run: Run, account: RunAccount, evaluations: Evaluations, objects: ObjectChecks | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        account: RunAccount,
+        evaluations: Evaluations,
+        objects: ObjectChecks | None,
+        *,
+        rests: bool = True,
+    ) -> None:
         self.objects = objects
+        self._rests = rests
         self.rates = Deep()
         self._run, self._account, self._evaluations = run, account, evaluations
         topics = run.topics
@@ -62,6 +72,9 @@ class DeepLook:
         self._tasks = Pages()
         """Number to the facts about its task in the first record that was read."""
         self._kept = {variant: KeptChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
+        self._last_outcomes: dict[tuple[str, int], tuple[str, int]] = {}
+        """(variant, partition) to the (stream, number) of the last group with an outcome: in a running run, outcomes of
+        its single trajectories may be newer than what was read."""
         self._orders = {variant: DeliveryOrder(variant) for variant in run.recipe.policy_variants}
         self._asked = AskedVersions(run.recipe)
 
@@ -125,7 +138,9 @@ class DeepLook:
         identity = (outcome.stream, outcome.number)
         if outcome.level == "trajectory":
             self._kept[variant].fold_rejection(outcome)
-        elif outcome.n_asked:
+            return
+        self._last_outcomes[variant, message.partition] = identity
+        if outcome.n_asked:
             self._account.numbers[variant].expect_facts(
                 *identity, _compute_digest(repr(facts_of_outcome(outcome)).encode())
             )
@@ -192,7 +207,8 @@ class DeepLook:
         """Compare a first use with its group and the outcomes, and note its place for that of its delivery."""
         self._orders[variant].fold_first_use(curated.stream, curated.number, partition)
         bits = self._account.numbers[variant].pages.bits_of(curated.stream, curated.number, 0)
-        has_outcomes = bool(bits[curated.number & LOW] & KEPT)
+        is_last = self._last_outcomes.get((variant, partition)) == (curated.stream, curated.number)
+        has_outcomes = bool(bits[curated.number & LOW] & KEPT) and (self._rests or not is_last)
         self._kept[variant].check_first_use(curated, group, has_outcomes=has_outcomes)
 
     def _match_facts(self, group: TrajectoryGroup) -> None:

@@ -15,11 +15,8 @@ from headrace.ops.audit.pages import (
     LOW,
     NEVER_TRAINED,
     OVERDUE,
-    PAGE_BITS,
     PASSED,
-    REOPENED,
     TRAINED,
-    Pages,
 )
 from headrace.ops.audit.weights_chain import WeightsChain
 from headrace.schemas.topics import variant_of
@@ -52,8 +49,18 @@ class Flight:
         self._ends: dict[int, int] = {}
         """Partition to the offset after its last first use."""
 
-    def fold_curated(self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool) -> None:
-        """Take in a curated record and its position."""
+    def fold_curated(
+        self, curated: GroupStamp, partition: int, offset: int, *, sent_back: bool, is_dead: bool = False
+    ) -> None:
+        """Take in a curated record and its position.
+
+        Args:
+            curated: Its headers.
+            partition: Its partition.
+            offset: Its offset.
+            sent_back: Whether `headrace redrive` wrote it.
+            is_dead: Whether this very record has a dead letter; a copy of it that was sent back may wait.
+        """
         identity, bits = (curated.stream, curated.number, curated.use), 0
         if curated.use:
             bits |= PASSED if offset < self._chain.positions.last.get(partition, 0) else 0
@@ -71,8 +78,8 @@ class Flight:
             elif offset < self._chain.positions.aged.get(partition, 0) and deadline < self._chain.newest - 1:
                 bits |= OVERDUE
         self._numbers.mark_curated(*identity, bits, sent_back=sent_back)
-        if is_waiting(self._numbers.pages, curated, sent_back=sent_back):
-            self._chain.resume.note_open(partition, offset)
+        if not is_dead and not self._numbers.pages.bits_of(*identity)[curated.number & LOW] & (TRAINED | EVICTED):
+            self._chain.resume.note_waiting(partition, offset)
 
     def deadline(self, revision: int, min_version: int) -> int | None:
         """Return the last version at which a first use may be trained on; None if no recipe gives it."""
@@ -110,15 +117,3 @@ class Flight:
         curated topic and, after the end of the run, has written what happened to all groups that it held.
         """
         return self._chain.positions.has_reported_all_groups(self._ends) or not self._numbers.count_kept_and_open()
-
-
-def is_waiting(pages: Pages, curated: GroupStamp, *, sent_back: bool) -> bool:
-    """Return whether a curated record waits for the trainer, by the batches and dead letters taken in before.
-
-    If a use was opened again, its first record is concluded, and only the record that was sent back may wait.
-    """
-    stream, number, use = curated.stream, curated.number, curated.use
-    bits = pages.bits_of(stream, number, use)[number & LOW]
-    if bits & (TRAINED | EVICTED) or (bits & REOPENED and not sent_back):
-        return False
-    return not pages.page(stream, use, number >> PAGE_BITS).died[number & LOW]

@@ -40,7 +40,7 @@ from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError
 from headrace.schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, WeightsPublished
-from headrace.schemas.topics import checkpoint_prefix, is_eval, policy_of, policy_variant_of
+from headrace.schemas.topics import checkpoint_prefix, eval_stream, is_eval, policy_of, policy_variant_of
 
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
@@ -70,7 +70,9 @@ class AuditFold:
         """Topics of curated groups."""
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
         """Topics of groups."""
-        self.redrives = Redrives(self.groups | {recipe.topics.eval_groups(policy) for policy in recipe.policies})
+        of_evaluations = {recipe.topics.eval_groups(policy) for policy in recipe.policies}
+        of_evaluations |= {recipe.topics.tasks(eval_stream(workflow)) for workflow in recipe.workflows}
+        self.redrives = Redrives(self.groups | of_evaluations)
         self.evaluations: Evaluations | None = None
         """Takes in dead letters about evaluations; None if evaluations are not audited."""
         self.schemas: dict[bytes, str] = {}
@@ -225,9 +227,13 @@ class AuditFold:
     def _fold_curated(self, message: Message) -> bool:
         policy, curated = self._read_checked_headers(message)
         flight = self.account.flights[self.account.variant_of_topic[message.topic]]
-        flight.fold_curated(curated, message.partition, message.offset, sent_back=is_sent_back(message))
+        record_id = (message.topic, message.partition, message.offset)
+        is_dead = self.account.unread.has_dead_letter(*record_id)
+        flight.fold_curated(
+            curated, message.partition, message.offset, sent_back=is_sent_back(message), is_dead=is_dead
+        )
         versions = (curated.min_version, curated.max_version, curated.head_version)
-        self.account.chains[policy].note_sampled(versions, (message.topic, message.partition, message.offset))
+        self.account.chains[policy].note_sampled(versions, record_id)
         return True
 
     def _read_checked_headers(self, message: Message) -> tuple[str, GroupStamp]:

@@ -21,7 +21,7 @@ from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
 class KeptChecks:
     """Takes in the outcomes of single trajectories of one policy or shadow, and then its curated records.
 
-    Between an outcome and its curated record, eight bytes are kept for every rejected trajectory.
+    Between the outcomes and its curated record, some 200 bytes are kept for a group with a rejected trajectory.
 
     Args:
         variant: Policy or shadow.

@@ -1,8 +1,8 @@
 """Finds redrives that did not happen: dead letters of reason `redriven` whose message was never sent back. No I/O.
 
 `headrace redrive` writes both in one transaction, and dead letters are read before other topics, so a record that was
-sent back must be there. Tasks are left out: the feeder deletes them once they are played. A number that such a dead
-letter opens without a task is found as one that has neither a task nor a group.
+sent back must be there. Tasks of training are left out: the feeder deletes them once they are played. A number that
+such a dead letter opens without a task is found as one that has neither a task nor a group.
 """
 
 from __future__ import annotations

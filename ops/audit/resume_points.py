@@ -10,7 +10,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
 
+from headrace.infra.inflection import inflect
 from headrace.schemas.records import CheckpointPointer
 
 
@@ -28,10 +31,19 @@ class _Concluded:
         self.offsets.append(offset)
 
 
+class _Pointer(NamedTuple):
+    """What a checkpoint pointer says of a resume."""
+
+    where: str
+    batches_offset: int
+    positions: array[int]
+    """Pairs of a partition of the curated topic and an offset, int64[2P]."""
+
+
 class ResumePoints:
     """The batches and the checkpoint pointers of one policy or shadow. Batches come first, then curated records.
 
-    At most 32 bytes are kept for every batch and partition.
+    At most 32 bytes are kept for every record on `batches` and partition.
 
     Args:
         policy: Name of the policy, or of the shadow as `policy.variant`.
@@ -47,10 +59,10 @@ class ResumePoints:
         """By partition: for some records, the lowest curated offset that this or a later record concludes."""
         self._last_so_far: dict[int, _Concluded] = {}
         """By partition: for some records, the highest curated offset that this or an earlier record concludes."""
-        self._open: dict[int, int] = {}
+        self._waiting: dict[int, int] = {}
         """Partition to the first curated offset that no record concludes."""
-        self._pointers: dict[int, tuple[CheckpointPointer, str]] = {}
-        """Version to its newest pointer, and the pointer's position."""
+        self._pointers: dict[int, _Pointer] = {}
+        """Version to its newest pointer."""
 
     def fold_batch(self, version: int, at: int, concluded: Iterable[tuple[int, int]]) -> None:
         """Take in a record on `batches`.
@@ -79,57 +91,68 @@ class ResumePoints:
             if not known.offsets or known.offsets[-1] < offset:
                 known.append(at, offset)
 
-    def note_open(self, partition: int, offset: int) -> None:
-        """Take in the position of a curated record that no record on `batches` concludes."""
-        self._open[partition] = min(self._open.get(partition, offset), offset)
+    def note_waiting(self, partition: int, offset: int) -> None:
+        """Take in the position of a curated record that no record on `batches` and no dead letter concludes."""
+        self._waiting[partition] = min(self._waiting.get(partition, offset), offset)
 
     def fold_pointer(self, pointer: CheckpointPointer, where: str) -> None:
-        """Take in a pointer; it may be newer than the batches."""
-        self._pointers[pointer.version] = pointer, where
+        """Take in a pointer and its position; it may be newer than the batches."""
+        positions = array("q", chain.from_iterable((one.partition, one.offset) for one in pointer.positions))
+        self._pointers[pointer.version] = _Pointer(where, pointer.batches_offset, positions)
 
     def problems(self, read_to: Mapping[int, int]) -> Iterator[str]:
-        """Yield what is wrong with the pointers.
+        """Yield what is wrong with the pointers; of several with the same fault, the newest, and how many there are.
 
         Args:
             read_to: Partition of the curated topic to the trainer's newest position in its records.
         """
-        first = min(self._versions, default=0)
-        for version, (pointer, where) in sorted(self._pointers.items()):
+        first, found = min(self._versions, default=0), dict[str, list[str]]()
+        for version, pointer in sorted(self._pointers.items(), reverse=True):
             if version in self._versions or version < first:
                 at = self._versions.get(version, -1)
-                name = f"the checkpoint of version {version} of {self._policy}, {where},"
-                yield from self._find_skipped_batches(pointer, at, name)
-                yield from self._find_skipped_groups(pointer, at, name, read_to)
+                name = f"the checkpoint of version {version} of {self._policy}, {pointer.where}, says that a trainer"
+                for fault, what in (
+                    *self._find_skipped_batches(pointer, at),
+                    *self._find_skipped_groups(pointer, at, read_to),
+                ):
+                    found.setdefault(fault, []).append(f"{name} must read {what}")
+        for sentences in found.values():
+            older = len(sentences) - 1
+            others = f" (and {older} older {inflect(older, 'checkpoint')} likewise)" if older else ""
+            yield sentences[0] + others
 
-    def _find_skipped_batches(self, pointer: CheckpointPointer, at: int, name: str) -> Iterator[str]:
-        begin = pointer.batches_offset
+    def _find_skipped_batches(self, pointer: _Pointer, at: int) -> Iterator[tuple[str, str]]:
+        """Yield a name for each fault, and what is wrong."""
+        begin, positions = pointer.batches_offset, dict(_iterate_pairs(pointer.positions))
         if at < begin and begin > 0:
-            of_version = "" if at < 0 else f", which is after its own record at offset {at}"
-            yield f"{name} says that a trainer must read `batches` from offset {begin}{of_version}"
+            own = f"its own record is at offset {at}" if at >= 0 else "no record there is older than it"
+            yield "batches", f"`batches` from offset {begin}, but {own}"
             return
-        positions = {one.partition: one.offset for one in pointer.positions}
         for partition, known in self._last_so_far.items():
             place = bisect_left(known.offsets, positions.get(partition, 0))
             if place < len(known.records) and known.records[place] < begin:
-                yield (
-                    f"{name} says that a trainer must read `batches` from offset {begin}, but the record at offset "
-                    f"{known.records[place]} names the group at {self._curated}[{partition}]@{known.offsets[place]}, "
-                    "which would be trained again"
-                )
+                group = f"{self._curated}[{partition}]@{known.offsets[place]}"
+                named = f"the record at offset {known.records[place]} names the group at {group}"
+                yield f"again {partition}", f"`batches` from offset {begin}, but {named}, which would be trained again"
 
-    def _find_skipped_groups(
-        self, pointer: CheckpointPointer, at: int, name: str, read_to: Mapping[int, int]
-    ) -> Iterator[str]:
-        for one in pointer.positions:
-            says = f"{name} says that a trainer must read {self._curated}[{one.partition}] from offset {one.offset}"
-            known = self._first_later.get(one.partition, _Concluded())
+    def _find_skipped_groups(self, pointer: _Pointer, at: int, read_to: Mapping[int, int]) -> Iterator[tuple[str, str]]:
+        """Yield a name for each fault, and what is wrong."""
+        for partition, begin in _iterate_pairs(pointer.positions):
+            says = f"{self._curated}[{partition}] from offset {begin}, but"
+            known = self._first_later.get(partition, _Concluded())
             place = bisect_right(known.records, at)
-            if place < len(known.offsets) and known.offsets[place] < one.offset:
+            if place < len(known.offsets) and known.offsets[place] < begin:
+                by = f"the record at offset {known.records[place]} of `batches`"
                 yield (
-                    f"{says}, but the group at offset {known.offsets[place]} was concluded later, by the record at "
-                    f"offset {known.records[place]} of `batches`"
+                    f"later {partition}",
+                    f"{says} the group at offset {known.offsets[place]} was concluded later, by {by}",
                 )
-            elif self._open.get(one.partition, one.offset) < one.offset:
-                yield f"{says}, but the group at offset {self._open[one.partition]} still waits for it"
-            elif one.offset > read_to.get(one.partition, one.offset):
-                yield f"{says}, but the trainer has read it only to offset {read_to[one.partition]}"
+            elif self._waiting.get(partition, begin) < begin:
+                group = f"the group at offset {self._waiting[partition]}"
+                yield f"waiting {partition}", f"{says} {group} is neither trained nor evicted, and would never be read"
+            elif begin > read_to.get(partition, begin):
+                yield f"unread {partition}", f"{says} the trainer has read it only to offset {read_to[partition]}"
+
+
+def _iterate_pairs(numbers: array[int]) -> Iterator[tuple[int, int]]:
+    return zip(numbers[::2], numbers[1::2], strict=True)

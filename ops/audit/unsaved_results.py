@@ -1,7 +1,7 @@
 """Finds results of evaluations that the evaluator's newest snapshot does not know. No I/O.
 
 The evaluator writes a result and a snapshot that counts it in one transaction. It starts again from that snapshot: if
-the snapshot is missing or older, it publishes the result a second time.
+the snapshot is missing or older, it may publish the result a second time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_unsaved_results(results: Collection[EvaluationKey], evaluator: Message 
         if results:
             yield (
                 f"the run has results of evaluations ({len(results)}), but `state` has no snapshot of the evaluator, "
-                "which therefore publishes them again when it starts"
+                "which may therefore publish them again when it starts"
             )
         return
     try:
@@ -45,7 +45,7 @@ def find_unsaved_results(results: Collection[EvaluationKey], evaluator: Message 
     for key in sorted(set(results) - done):
         yield (
             f"{name_evaluation(key)} has a result, but the evaluator's snapshot {name_offset(evaluator)} does not "
-            "count it, so the evaluator publishes it again when it starts"
+            "count it, so the evaluator may publish it again when it starts"
         )
 
 

@@ -56,6 +56,8 @@ class WeightsChain:
         self._begun: dict[int, ChainLink] = {}
         """Anchors that publish an earlier version again, under the next epoch."""
         self._checkpoints: dict[int, ChainLink] = {}
+        self._final: dict[int, str] = {}
+        """Version before the end by any known recipe, but marked as final, to the position of its event."""
         self._sampled: dict[int, tuple[str, int, int]] = {}
         """Version that a group names to the first record that names it."""
         self._anchor = -1
@@ -73,10 +75,7 @@ class WeightsChain:
         """Record that a version is published: as a delta if `base_version` is a version; `final` if it is the last."""
         self._unmarked = (version, link.where) if version == self.steps and not final else None
         if final and version < self._earliest_end:
-            self.broken.add_sentence(
-                f"version {version} of {self.policy} is marked as final, but by no recipe of the run it is the last "
-                f"one: {link.where}"
-            )
+            self._final[version] = link.where
         self._anchors[version] = self._anchor
         before = self._begun.get(version) or self._events.get(version)
         is_newest = version == next(reversed(self._events), -1)
@@ -173,6 +172,13 @@ class WeightsChain:
         # A later recipe may end the run at a version that was published when it was not the last one.
         if self._unmarked and self._unmarked[0] in self._made_last:
             found.add_sentence(f"the last version of {self.policy} is not marked as final: {self._unmarked[1]}")
+        for version, where in self._final.items():
+            # While the run goes on, a new recipe may have ended it there after the recipes were read.
+            if still or version < self.newest:
+                found.add_sentence(
+                    f"version {version} of {self.policy} is marked as final, but no recipe of the run ends with it or "
+                    f"before it: {where}"
+                )
         here = (*self._find_gaps(), *self._find_cuts(), *self._find_wrong_bases(), *self._find_unpublished())
         for what in (*here, *self._find_disagreements(still=still), *self._find_left_out(still=still, over=over)):
             found.add_sentence(what)
@@ -224,14 +230,19 @@ class WeightsChain:
             where = self._batches[newest].where
             yield f"version {newest} of {self.policy} is the last one, but is not published: {where}"
 
-    def find_wrong_resume_points(self) -> Iterator[str]:
-        """Yield the checkpoints from which a trainer would miss groups, or train some again."""
-        return self.resume.problems(self.positions.last)
+    def position_problems(self) -> Problems:
+        """Return what is wrong with the positions of the trainer, in its records and in its checkpoints."""
+        found = Problems()
+        found.extend(self.positions.found)
+        for what in self.resume.problems(self.positions.last):
+            found.add_sentence(what)
+        return found
 
     def _find_unpublished(self) -> Iterator[str]:
         """Yield the versions that groups name and that were never published: no worker can have had them.
 
-        The events must be read after the groups. Without any event (groups copied to another cluster) nothing is said.
+        That includes versions between two published ones that were only hashed. The events must be read after the
+        groups. Without any event (groups copied to another cluster) nothing is said.
         """
         for version in sorted(self._sampled.keys() - self._events.keys()) if self._events else ():
             topic, partition, offset = self._sampled[version]

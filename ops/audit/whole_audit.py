@@ -92,8 +92,9 @@ class WholeAudit:
         objects = ObjectChecks(run.store, folder, deep=request.deep) if request.use_store else None
         fold, evaluations = AuditFold(run.run_id, run.recipe, run.revisions), Evaluations(run.revisions)
         curated = {topic: CuratedDigest() for topic in Parts.of(run).curated}
-        deep = DeepLook(run, fold.account, evaluations, objects) if request.deep else None
-        fold.evaluations, fold.account.known.keeps_positions = evaluations, request.deep
+        deep = DeepLook(run, fold.account, evaluations, objects, rests=request.rests) if request.deep else None
+        fold.evaluations, known = evaluations, fold.account.known
+        known.keeps_positions, known.checks_resume = request.deep, True
         store = "checked" if objects else "left out"
         return cls(run, request, log, log.revisions(), fold, evaluations, objects, curated, deep, store=store)
 
@@ -259,10 +260,11 @@ class WholeAudit:
     def _begin_evaluations(self, parts: Parts, there: set[str], asked: AskedGroups) -> None:
         """Read tasks, and then the answers that conclude them; `asked` are positions from before.
 
-        A task that is played meanwhile has its answer before it may be deleted.
+        In this order, a task that is played meanwhile has its answer.
         """
         passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
         for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
+            self.fold.redrives.fold_message(message)
             if self.evaluations.fold_task(message, self.run.run_id, passed):
                 self._run_deep_check(lambda deep, message=message: deep.check_evaluation_task(message))  # type: ignore[misc]
         for message in self.log.read(_select_existing(parts.eval_groups, there), "answers"):

@@ -47,14 +47,14 @@ tampering.altered(
 )
 tampering.altered(
     "p3_positions_past_groups_that_wait",
-    "the checkpoint of version .* but the group at offset .* (still waits for it|was concluded later)",
+    "the checkpoint of version .* but the group at offset .* (is neither trained nor evicted|was concluded later)",
     newest_pointer,
     LIVE,
     positions=moved(8),
 )
 tampering.altered(
     "p4_batches_offset_of_the_newest_checkpoint_far_forward",
-    "must read `batches` from offset 10000, which is after its own record",
+    "must read `batches` from offset 10000, but its own record is at offset",
     newest_pointer,
     batches_offset=10_000,
 )
@@ -138,7 +138,7 @@ def o40_head_of_a_dropped_group_that_never_was(hand: Hand) -> None:
 
 tampering.altered(
     "w42_version_before_the_last_marked_as_final",
-    "is marked as final, but by no recipe of the run it is the last one",
+    "is marked as final, but no recipe of the run ends with it or before it",
     lambda hand: hand.event(hand.middle),
     final=True,
 )

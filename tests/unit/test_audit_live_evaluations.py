@@ -209,7 +209,7 @@ def test_a_policy_that_came_with_a_later_recipe_must_answer_from_its_first_answe
 
 # ---------------------------------------------------------------------------------------------- what is published again
 
-AGAIN = "so the evaluator publishes it again when it starts"
+AGAIN = "so the evaluator may publish it again when it starts"
 
 
 def test_results_without_a_snapshot_of_the_evaluator_are_named() -> None:
@@ -220,8 +220,8 @@ def test_results_without_a_snapshot_of_the_evaluator_are_named() -> None:
         log.messages[TOPICS.state] = [one for one in log.messages[TOPICS.state] if one.key != b"evaluate"]
         [what] = log.said(rests=rests)
         assert what == (
-            "the run has results of evaluations (1), but `state` has no snapshot of the evaluator, which therefore "
-            "publishes them again when it starts"
+            "the run has results of evaluations (1), but `state` has no snapshot of the evaluator, which may "
+            "therefore publish them again when it starts"
         )
 
 

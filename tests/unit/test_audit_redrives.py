@@ -98,7 +98,7 @@ def test_a_dead_letter_that_this_release_cannot_read_may_have_been_sent_back() -
 
 
 def test_a_task_that_was_sent_back_may_be_deleted_once_it_is_played() -> None:
-    for topic in (TOPICS.tasks("sums"), TOPICS.tasks("eval.sums"), "t.trajectories.dropped"):
+    for topic in (TOPICS.tasks("sums"), "t.trajectories.dropped"):
         scene = Scene(topic)
         scene.copies = []
         assert scene.said() == [], "nor is a topic read that the newest recipe lacks"

@@ -19,7 +19,7 @@ def run(
     made.fold_batch(3, 6, [(0, 2), (1, 2), (0, -1)])
     made.fold_batch(4, 8, [(0, 5), (1, 4)])
     for position in waiting:
-        made.note_open(*position)
+        made.note_waiting(*position)
     for pointer in pointers:
         made.fold_pointer(pointer, f"state@{pointer.version}")
     return list(made.problems(read_to))
@@ -50,7 +50,7 @@ def test_a_checkpoint_past_a_group_that_a_later_record_concludes_is_named() -> N
 def test_a_checkpoint_past_a_group_that_waits_is_named() -> None:
     assert run(pointer(4, 8, 6, 5), waiting=((0, 6), (0, 8), (1, 5))) == []
     [problem] = run(pointer(4, 8, 7, 5), waiting=((0, 8), (0, 6)))
-    assert "t.curated.solver[0] from offset 7, but the group at offset 6 still waits for it" in problem
+    assert "t.curated.solver[0] from offset 7, but the group at offset 6 is neither trained nor evicted" in problem
 
 
 def test_a_checkpoint_past_what_the_trainer_had_read_is_named() -> None:
@@ -61,9 +61,9 @@ def test_a_checkpoint_past_what_the_trainer_had_read_is_named() -> None:
 
 def test_a_checkpoint_that_leaves_out_records_of_batches_is_named() -> None:
     [problem] = run(pointer(2, 5, 2, 2))
-    assert "must read `batches` from offset 5, which is after its own record at offset 4" in problem
+    assert "must read `batches` from offset 5, but its own record is at offset 4" in problem
     [problem] = run(pointer(0, 2))
-    assert problem.endswith("must read `batches` from offset 2")
+    assert problem.endswith("must read `batches` from offset 2, but no record there is older than it")
     [problem] = run(pointer(2, 4, 2, 1))
     assert "from offset 4, but the record at offset 3 names the group at t.curated.solver[1]@1" in problem
     assert run(pointer(2, 4, 2, 2)) == []
@@ -72,6 +72,16 @@ def test_a_checkpoint_that_leaves_out_records_of_batches_is_named() -> None:
 
 def test_a_checkpoint_of_a_version_that_is_newer_than_the_batches_read_is_not_judged() -> None:
     assert run(pointer(5, 1000, 1000, 1000)) == []
+
+
+def test_of_checkpoints_with_one_fault_the_newest_is_named_and_the_others_are_counted() -> None:
+    unread, later = run(*(pointer(version, 0, 10, 0) for version in (1, 2, 3, 4)))
+    assert unread.startswith("the checkpoint of version 4 of solver, state@4, says")
+    assert unread.endswith("the trainer has read it only to offset 9")
+    assert later.startswith("the checkpoint of version 3 of solver, state@3, says")
+    assert later.endswith("(and 2 older checkpoints likewise)")
+    _, later = run(*(pointer(version, 0, 10, 0) for version in (2, 3, 4)))
+    assert later.endswith("(and 1 older checkpoint likewise)")
 
 
 def test_the_newest_pointer_of_a_version_counts() -> None:
