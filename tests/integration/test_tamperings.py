@@ -15,6 +15,7 @@ from recorded_run import Runs
 from tampered_command import WORDS, done, interrupted, suspended_trainer, wait_for_version
 from tampering_hand import Hand
 from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, named
+from tamperings_new import NEW
 from tamperings_of_evaluations import OF_EVALUATIONS
 from tamperings_of_groups import OF_GROUPS
 from tamperings_of_topics import OF_TOPICS
@@ -41,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def cases() -> list[tuple[Tampering, str]]:
-    everything = (*CATALOGUE, *OF_TOPICS, *OF_GROUPS, *OF_EVALUATIONS, *OF_VERSIONS)
+    everything = (*CATALOGUE, *OF_TOPICS, *OF_GROUPS, *OF_EVALUATIONS, *OF_VERSIONS, *NEW)
     return [(one, run) for one in everything for run in one.on]
 
 

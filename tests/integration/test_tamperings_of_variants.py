@@ -12,7 +12,8 @@ from recorded_run import Runs
 from stoppable import until
 from tampered_command import done, interrupted, suspended_trainer, wait_for_version
 from tamperings import FINISHED, LIVE, STOPPED, Tampering, check, named
-from tamperings_of_variants import OTHER, RICH
+from tamperings_new_of_variants import rich
+from tamperings_of_variants import OTHER
 from trained_run import batches
 
 from headrace.infra.kafka.topic_reader import read_all
@@ -52,7 +53,7 @@ def wait_for_a_group_of_the_later_chain(data: Path) -> None:
         until(is_trained, "a group that was issued after the swap is trained")
 
 
-CASES = [(one, run) for one in RICH for run in one.on if run != STOPPED]
+CASES = [(one, run) for one in rich.all for run in one.on if run != STOPPED]
 
 
 @pytest.mark.parametrize("run", [LIVE, FINISHED])
