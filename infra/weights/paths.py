@@ -12,6 +12,7 @@ from headrace.infra.weights.delta_header import Header
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 
 ANCHOR, DELTA, MERGED, WHOLE = "anchor", "delta", "merged", "whole"
+KINDS = frozenset({ANCHOR, DELTA, MERGED, WHOLE})
 """Kinds of a WeightsPublished. The last two publish no version: they name another way to a version, from another
 version or from nothing."""
 RECENT_VERSIONS = 64
@@ -49,7 +50,7 @@ def is_whole(event: WeightsPublished) -> bool:
 
 def link_of(event: WeightsPublished) -> Link[WeightsPublished] | None:
     """Return the link of an event's object; None for an event without an object, or of an unknown kind or size."""
-    if event.weights is None or event.kind not in {ANCHOR, DELTA, MERGED, WHOLE} or not event.weights_hash:
+    if event.weights is None or event.kind not in KINDS or not event.weights_hash:
         return None
     if any(claim.size_bytes < 0 for claim in list_claims(event)):  # going round a circle would become ever cheaper
         return None

@@ -308,6 +308,7 @@ class RunAccount:
         """
         policies, shadows = self.policies(drained=scope.drained), self.shadows(scope)
         problems, broken, lost = Problems(), Problems(), 0
+        problems.extend(self.found)  # wrong numbers may follow from these
         for variant, numbers in self.numbers.items():
             own = self._find_scope(variant, scope)
             problems.extend(numbers.problems(*self._find_next_numbers(variant), own))
@@ -323,12 +324,11 @@ class RunAccount:
                     problems.add_sentence(what)
             broken.extend(self.chains[variant].problems(still=own.still, over=own.drained))
             problems.extend(self.chains[variant].position_problems())
-        for found in (broken, self.unread.problems(positions or {}), self.found):
+        for found in (broken, self.unread.problems(positions or {})):
             problems.extend(found)
         for what in self.revisions.problems(self.begins):
             problems.add_sentence(what)
         total = {name: sum(getattr(p, name) for p in policies.values()) for name in SUMMED}
-        discarded = sum(sum(p.discarded.values()) for p in policies.values())
         return Audit(
             ok=not problems,
             lost=lost + total.pop("lost") + sum(p.lost for p in shadows.values()),
@@ -336,7 +336,7 @@ class RunAccount:
             policies=policies,
             shadows=shadows,
             tasks=TaskCounts(sum(self.issued.values()), self._count_concluded_tasks()),
-            groups=GroupTotals(discarded=discarded, **total),
+            groups=GroupTotals(discarded=sum(sum(p.discarded.values()) for p in policies.values()), **total),
             weights_chain_ok=not broken,
             unreadable_letters=self.unreadable_letters,
             unnumbered_letters=self.unnumbered.count_by_reason(),

@@ -9,6 +9,7 @@ from headrace.consumers.evaluate.evaluation import workflow_of
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.audit.pages import NEVER_TRAINED, Pages
 from headrace.schemas.records import Task, TrajectoryGroup
+from headrace.schemas.versions import find_version_range
 
 
 class AskedVersions:
@@ -38,6 +39,9 @@ class AskedVersions:
 
     def compare_answer(self, group: TrajectoryGroup) -> str:
         """Return how an answer is of another version than its task; empty if it agrees, or if there is no task."""
+        played = set(find_version_range(group.trajectories)) - {-1}
+        if group.asked_version >= 0 and played - {group.asked_version}:
+            return f"it answers for version {group.asked_version}, but version {max(played)} generated tokens of it"
         known = self._pages[group.policy].version(workflow_of(group.stream), group.number, 0)
         if known in (NEVER_TRAINED, group.asked_version + 1):
             return ""

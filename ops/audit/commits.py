@@ -16,6 +16,9 @@ from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import Snapshot
 from headrace.schemas.topics import eval_stream, variant_of
 
+CURATOR = "curate."
+"""Beginning of the names of curators as components."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -32,7 +35,7 @@ def list_training_consumer_groups(run: Run) -> list[Group]:
     topics = run.topics
     workers = [Group(topics.rollout_group(w), topics.tasks(w)) for w in run.recipe.workflows]
     curators = [
-        Group(topics.curate_group(one), topics.trajectories(one), f"curate.{one}", is_shadow=bool(variant_of(one)))
+        Group(topics.curate_group(one), topics.trajectories(one), f"{CURATOR}{one}", is_shadow=bool(variant_of(one)))
         for one in run.recipe.policy_variants
     ]
     return workers + curators
@@ -71,6 +74,7 @@ def problems(
     snapshots: Mapping[bytes, Message],
     run_id: str,
     before: Mapping[Group, Committed],
+    curated_to: Mapping[tuple[str, str, int], int],
 ) -> Iterator[str]:
     """Yield what is wrong with commits.
 
@@ -79,6 +83,8 @@ def problems(
         snapshots: The newest snapshot of each key, read before the commits were asked for.
         run_id: Id of the run.
         before: The commits as they were before the snapshots were read: what these name must have been there.
+        curated_to: (policy or shadow, topic, partition) to the offset after the last delivery whose group is concluded
+            by an outcome that was read before the commits were asked for.
     """
     for group, committed in asked.items():
         for (topic, partition), commit in sorted(committed.commits.items()):
@@ -92,6 +98,7 @@ def problems(
             known = before[group].commits if group in before else {}
             yield from _compare_with_snapshots(group, committed, snapshots, run_id)
             yield from _find_missing_snapshots(group, known, snapshots)
+            yield from _find_curated_again(group, committed, curated_to)
 
 
 def _find_missing_snapshots(
@@ -103,6 +110,20 @@ def _find_missing_snapshots(
             yield (
                 f"the commit of consumer group {group.name} for {name_partition(partition_id)} names "
                 f"{_name_snapshot(commit)}, but that snapshot is missing: the newest one is {name_offset(newest)}"
+            )
+
+
+def _find_curated_again(
+    group: Group, committed: Committed, curated_to: Mapping[tuple[str, str, int], int]
+) -> Iterator[str]:
+    """Yield the commits before a delivery that is concluded: outcome and commit are in one transaction."""
+    variant = group.component.removeprefix(CURATOR)
+    for partition_id, commit in committed.commits.items():
+        end = curated_to.get((variant, *partition_id), 0)
+        if commit.offset < end:
+            yield (
+                f"consumer group {group.name} has committed offset {commit.offset} of {name_partition(partition_id)}, "
+                f"but the group delivered at offset {end - 1} has an outcome: it would be curated again"
             )
 
 

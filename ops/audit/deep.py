@@ -35,8 +35,12 @@ def read_checked_group(message: Message, store: ObjectStore | None) -> Trajector
     group = _decode_group(message.value, store)
     _check_identity((group.run_id, group.stream, group.number), stamp)
     _check_versions(group.trajectories, stamp, has_all=group.claim is None)
-    if group.policy != stamp.policy:
-        raise UnfitValue(describe_differences(("policy",), (stamp.policy,), (group.policy,)))
+    names = ("policy", "attempt", "purpose", "revision", "head_version")
+    said, found = ([getattr(one, name) for name in names] for one in (stamp, group))
+    if said != found:
+        raise UnfitValue(describe_differences(names, said, found))
+    if stamp.use:
+        raise UnfitValue(f"its headers say use {stamp.use}, but only curated records are of a later use than 0")
     return group
 
 

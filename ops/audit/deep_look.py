@@ -227,7 +227,8 @@ class DeepLook:
             self._tasks.set_digest(one.stream, one.number, digest)
         elif known != digest:
             raise UnfitValue(
-                f"it names task {one.task_id!r:.60}, but another record of {one.stream}:{one.number} names another task"
+                f"it names task {one.task_id!r:.60} of tier {one.tier!r:.60}, but another record of "
+                f"{one.stream}:{one.number} names another task or tier"
             )
 
     def _match_delivery(self, message: Message, *, is_only: bool) -> None:

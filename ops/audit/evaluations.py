@@ -309,9 +309,9 @@ class Evaluations:
 
         An older release may have clipped the rewards, and counted episodes as failed in which the policy did not act.
         """
-        if expected.failures < found.failures <= expected.problems * expected.samples - expected.played:
-            found = replace(found, failures=expected.failures)
         names = self._fields_to_compare(key, found)
+        if expected.failures < found.failures <= expected.problems * expected.samples - expected.played:
+            found = replace(found, failures=expected.failures, played=expected.played)
         is_as_cut = not _describe_differences(self._expected_cut[key], found, names)
         return "" if is_as_cut else _describe_differences(expected, found, names)
 
@@ -326,9 +326,9 @@ class Evaluations:
             return OF_ANY
         if found.played < 0 and found.failures:
             return (*OF_ANY, "mean_length", "failures")
-        tiers = ("tiers",) if found.tiers else ()  # releases before these two fields gave none
-        error = ("standard_error",) if found.standard_error >= 0 else ()
-        return (*OF_ANY, *OF_ANSWERS, *tiers, *error)
+        tiers = ("tiers",) if found.tiers else ()  # releases before these fields gave none
+        later = {"standard_error": found.standard_error >= 0, "played": found.played >= 0, "asked": found.asked > 0}
+        return (*OF_ANY, *OF_ANSWERS, *tiers, *(name for name, is_given in later.items() if is_given))
 
 
 def read_issued_evaluations(state: Any) -> dict[str, int]:

@@ -31,6 +31,7 @@ from headrace.ops.audit.account import (
 )
 from headrace.ops.audit.evaluations import Evaluations, read_issued_evaluations, read_positions
 from headrace.ops.audit.flight import GroupStamp
+from headrace.ops.audit.pages import DISCARDED, KEPT, LOW
 from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
 from headrace.ops.audit.redrives import Redrives
 from headrace.ops.audit.weights_chain import ChainLink
@@ -40,7 +41,14 @@ from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError
 from headrace.schemas.records import BatchTrained, CheckpointPointer, DeadLetter, Outcome, WeightsPublished
-from headrace.schemas.topics import checkpoint_prefix, eval_stream, is_eval, policy_of, policy_variant_of
+from headrace.schemas.topics import (
+    checkpoint_key,
+    checkpoint_prefix,
+    eval_stream,
+    is_eval,
+    policy_of,
+    policy_variant_of,
+)
 
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
@@ -75,6 +83,8 @@ class AuditFold:
         self.redrives = Redrives(self.groups | of_evaluations)
         self.evaluations: Evaluations | None = None
         """Takes in dead letters about evaluations; None if evaluations are not audited."""
+        self.curated_to: dict[tuple[str, str, int], int] = {}
+        """(policy or shadow, topic, partition) to the offset after the last delivery that its curators concluded."""
         self.schemas: dict[bytes, str] = {}
         """Fingerprints of the schemas that records are written in, with the position of the first record of each."""
         self._run_header = run_id.encode()
@@ -193,9 +203,14 @@ class AuditFold:
         variant = policy_variant_of(pointer.policy, pointer.variant)
         if pointer.run_id != self.run_id or variant not in self.account.chains:
             return False
-        link = ChainLink(pointer.epoch, "", pointer.weights_hash, name_offset(message))
+        key, where = checkpoint_key(variant, pointer.version), name_offset(message)
+        if message.key != key:
+            self.account.found.add_sentence(
+                f"the key of checkpoint {where} is {message.key!r:.60}, but must be {key!r}"
+            )
+        link = ChainLink(pointer.epoch, "", pointer.weights_hash, where)
         self.account.chains[variant].fold_checkpoint(pointer.version, link)
-        self.account.chains[variant].resume.fold_pointer(pointer, name_offset(message))
+        self.account.chains[variant].resume.fold_pointer(pointer, where)
         return True
 
     def _fold_weights(self, message: Message) -> bool:
@@ -218,11 +233,14 @@ class AuditFold:
 
     def _fold_trajectories(self, message: Message) -> bool:
         policy, group = self._read_checked_headers(message)
-        if group.number % self.recipe.kafka.partitions != message.partition:
-            own = group.number % self.recipe.kafka.partitions
-            raise HeaderError(f"group number {group.number} does not belong to this partition, but to partition {own}")
         record_id = (message.topic, message.partition, message.offset)
-        return self.account.fold_produced(policy, group.stream, group.number, record_id)
+        if not self.account.fold_produced(policy, group.stream, group.number, record_id):
+            return False
+        for variant in self.account.beside[policy]:
+            bits = self.account.numbers[variant].pages.bits_of(group.stream, group.number, 0)[group.number & LOW]
+            if bits & (KEPT | DISCARDED):
+                self.curated_to[variant, *record_id[:2]] = message.offset + 1
+        return True
 
     def _fold_curated(self, message: Message) -> bool:
         policy, curated = self._read_checked_headers(message)
@@ -243,6 +261,8 @@ class AuditFold:
             raise HeaderError(f"it is of run id {run_id!r:.60}, not of this run")
         if policy != self._policies[message.topic]:
             raise HeaderError(f"it is of policy {policy!r:.60}, but on the topic of another policy")
+        if (own := group.number % self.recipe.kafka.partitions) != message.partition:
+            raise HeaderError(f"group number {group.number} does not belong to this partition, but to partition {own}")
         if message.topic in self.curated:  # anybody may copy trajectories: there the curator's decision is checked
             self.account.revisions.note_number(message.topic, group.stream, group.number, group.revision)
         return policy, group
@@ -271,7 +291,9 @@ class AuditFold:
             return
         try:
             snapshot = self.feeder.decode()
-            if snapshot is not None and snapshot.run_id == self.run_id:
+            if snapshot is not None and snapshot.run_id != self.run_id:
+                raise ValueError(f"it is of another run, with the id {snapshot.run_id!r:.60}")
+            if snapshot is not None:
                 self.account.fold_issued(snapshot)
         except NO_SNAPSHOT as error:
             why = describe_unusable(error)

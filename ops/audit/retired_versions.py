@@ -12,7 +12,7 @@ def find_wrongly_retired(retired: Retired, chains: Mapping[str, WeightsChain], *
     """Yield the versions that `headrace gc` never retires, but a record in `state` does.
 
     They are the first version, whose weights and checkpoint are kept for ever; the newest checkpoint, from which a
-    trainer resumes; and the newest weights, which new workers fetch.
+    trainer resumes; and the newest weights back to whole weights, which new workers fetch.
 
     Args:
         retired: All retired versions.
@@ -20,14 +20,16 @@ def find_wrongly_retired(retired: Retired, chains: Mapping[str, WeightsChain], *
         still: Whether no process writes now; else the newest weights may be newer than those in `chains`.
     """
     for policy, chain in chains.items():
+        way = dict.fromkeys(chain.find_way_to_newest(), "on the way from whole weights to the newest version")
+        way |= dict.fromkeys([*way][:1], "the newest version")
         needed = {
-            CHECKPOINTS: {0: "the first", max(chain.checkpoints, default=0): "the newest"},
-            WEIGHTS: {0: "the first"} | ({chain.newest_event: "the newest"} if still else {}),
+            CHECKPOINTS: {0: "the first version", max(chain.checkpoints, default=0): "the newest version"},
+            WEIGHTS: {0: "the first version"} | (way if still else {}),
         }
         for what, versions in needed.items():
             for version, which in versions.items():
                 if retired.has_version(policy, what, version):
                     yield (
                         f"a record in `state` says that the {what} of version {version} of {policy} may be deleted, "
-                        f"but it is {which} version, which nothing may delete"
+                        f"but it is {which}, which nothing may delete"
                     )

@@ -36,6 +36,11 @@ class TrainerPositions:
             settles: Whether the record names all groups that had left the window untrained. Every record does, except
                 that of a dead letter.
         """
+        for partition in sorted(self._last.keys() - positions.keys()) if version >= 0 else ():
+            self.found.add_sentence(
+                f"the record of version {version} gives no position on {self._curated}[{partition}], but an earlier "
+                f"record does: {where}"
+            )
         for partition, offset in positions.items():
             before = self._last.get(partition, 0)
             if offset < before:

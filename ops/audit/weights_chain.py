@@ -150,10 +150,12 @@ class WeightsChain:
         """Versions that have a checkpoint pointer."""
         return self._checkpoints.keys()
 
-    @property
-    def newest_event(self) -> int:
-        """The newest version that is published; -1 for none."""
-        return max(self._events, default=-1)
+    def find_way_to_newest(self) -> Iterator[int]:
+        """Yield the newest published version, and the versions that its delta is based on, back to whole weights."""
+        version: int | None = max(self._events, default=None)
+        while version is not None:
+            yield version
+            version = self._bases.get(version)
 
     @property
     def newest(self) -> int:

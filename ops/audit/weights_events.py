@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import name_offset
-from headrace.infra.weights.paths import DELTA, WHOLE, is_version, is_whole
+from headrace.infra.weights.paths import DELTA, KINDS, WHOLE, is_version, is_whole
 from headrace.ops.audit.weights_chain import ChainLink, WeightsChain
 from headrace.schemas.records import WeightsPublished
 
 
 def fold_event(chain: WeightsChain, event: WeightsPublished, message: Message) -> None:
     """Take in the event that a message holds: a version, or a further way to a version."""
+    if event.kind not in KINDS:
+        chain.broken.add_sentence(
+            f"{name_offset(message)} is of kind {event.kind!r:.60}, which this release does not know"
+        )
+        return
     link = ChainLink(event.epoch, event.base_hash, event.weights_hash, name_offset(message))
     if is_whole(event):
         chain.fold_anchor(message.offset)

@@ -245,7 +245,8 @@ class WholeAudit:
 
     def _check_commits(self, there: set[str], before: AskedGroups) -> None:
         asked = self._fetch_committed(there)
-        for what in commits.problems(asked, self.fold.snapshots, self.run.run_id, before):
+        fold = self.fold
+        for what in commits.problems(asked, fold.snapshots, self.run.run_id, before, fold.curated_to):
             self.other.add_sentence(what)
 
     def _fetch_committed(self, there: set[str]) -> AskedGroups:

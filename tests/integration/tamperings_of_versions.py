@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 from tampering_hand import Hand
-from tamperings import FINISHED, LIVE, Catalogue
+from tamperings import FINISHED, LIVE, Catalogue, a_delta, of_version
 
 from headrace.infra.kafka.clients import Message
 from headrace.schemas import codec
-from headrace.schemas.records import CheckpointPointer, ObjectsRetired, Outcome, TrajectoryGroup, WeightsPublished
+from headrace.schemas.records import (
+    CheckpointPointer,
+    EvalResult,
+    ObjectsRetired,
+    Outcome,
+    TrajectoryGroup,
+    WeightsPublished,
+)
 from headrace.schemas.topics import key_of_retired
 
 tampering = Catalogue()
@@ -141,4 +148,51 @@ tampering.altered(
     "is marked as final, but no recipe of the run ends with it or before it",
     lambda hand: hand.event(hand.middle),
     final=True,
+)
+
+
+# -------------------------------------------------------------------------------------------- what is done a second time
+
+
+tampering.add(
+    "k40_curators_commit_back_before_what_they_concluded",
+    "has committed offset .*, but the group delivered at offset .* has an outcome: it would be curated again",
+    lambda hand: hand.commit(hand.topics.curate_group("solver"), lambda offset: offset - 2),
+    LIVE,
+)
+
+
+@tampering("but the group delivered at offset .* has an outcome: it would be curated again")
+def k41_delivery_behind_the_commit(hand: Hand) -> None:
+    [message] = hand.about(hand.trajectories, hand.dropped)
+    hand.remove(message)
+    hand.append(message)
+
+
+tampering.altered(
+    "b40_positions_of_a_batch_gone", "gives no position on .*curated.solver.*, but an earlier", Hand.batch, positions=()
+)
+tampering.altered(
+    "w43_event_of_an_unknown_kind", "is of kind 'sparse', which this release does not know", a_delta, kind="sparse"
+)
+
+
+@tampering("its attempt is 3 by its headers, but 0 by its value")
+def j41_header_of_a_delivery_altered(hand: Hand) -> None:
+    message = hand.delivery()
+    hand.put(message, headers=hand.renumber(message, attempt=3))
+
+
+@tampering("it answers for version .*, but version 3 generated tokens of it")
+def v50_answer_of_another_version(hand: Hand) -> None:
+    message = hand.all(hand.eval_groups)[0]
+    group = of_version(3)(codec.decode(message.value, TrajectoryGroup))
+    hand.put(message, group, headers=hand.renumber(message, min_version=3, max_version=3))
+
+
+tampering.altered(
+    "v51_asked_problems_of_a_result_altered",
+    "has a result that differs from its answers .*asked",
+    lambda hand: hand.decoded(hand.evals, EvalResult)[0],
+    asked=99,
 )

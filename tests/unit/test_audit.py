@@ -67,6 +67,7 @@ class Log:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._ends: Counter[str] = Counter()
+        self._positions: dict[str, tuple[Position, ...]] = {}
 
     def say(self, topic: str, value: bytes, key: bytes = b"", headers: Headers | None = None) -> None:
         self.messages.append(Message(topic, 0, self._ends[topic], key, value, headers or []))
@@ -102,6 +103,7 @@ class Log:
 
     def batch(self, version: int, *numbers: int, use: int = 0, stream: str = "sums", **more: Any) -> None:
         policy = more.pop("policy", "solver")
+        self._positions[policy] = more.setdefault("positions", self._positions.get(policy, ()))
         groups = tuple(GroupUse(stream, number, use) for number in numbers)
         hashes = {"base_hash": f"w{version - 1}", "weights_hash": f"w{version}"} if version >= 0 else {}
         record = BatchTrained(
@@ -984,6 +986,60 @@ def test_of_a_group_that_was_sent_back_only_a_record_without_a_dead_letter_waits
     assert "from offset 3, but the group at offset 2 is neither trained nor evicted" in wrong
 
 
+def test_every_record_of_a_version_gives_the_trainers_position_on_each_partition() -> None:
+    log = Log()
+    log.weights(0)
+    log.batch(1, positions=(Position(0, 4), Position(1, 2)))
+    log.batch(2, positions=(Position(0, 5),))
+    log.batch(-1, positions=())
+    [wrong] = [what for what in says(log.audit()) if "gives no position" in what]
+    assert wrong == (
+        "the record of version 2 gives no position on t.curated.solver[1], but an earlier record does: "
+        "t.batches.solver[0]@1"
+    )
+
+
+def test_a_checkpoint_under_the_key_of_another_is_named() -> None:
+    log = clean()
+    pointer = CheckpointPointer("r", "solver", version=2, weights_hash="w2")
+    log.say(TOPICS.state, codec.encode(pointer), checkpoint_key("solver", 1))
+    [wrong] = [what for what in says(log.audit()) if "key of checkpoint" in what]
+    assert wrong.endswith("is b'checkpoint|solver|1', but must be b'checkpoint|solver|2'")
+
+
+def test_an_event_of_a_kind_that_nobody_knows_is_named() -> None:
+    log = clean()
+    log.weights(1, kind="sparse")
+    assert any("is of kind 'sparse', which this release does not know" in what for what in says(log.audit()))
+
+
+def test_no_delta_on_the_way_to_the_newest_version_is_retired() -> None:
+    log = Log()
+    log.weights(0)
+    for version in (1, 2, 3):
+        log.weights(version, kind="delta", base_version=version - 1)
+    record = ObjectsRetired("r", "solver", what="weights", versions=np.array([2, 2], np.int32))
+    log.say(TOPICS.state, codec.encode(record), key_of_retired("solver", "weights"))
+    fold = folded(log.messages)
+    [wrong] = find_wrongly_retired(fold.retired, fold.account.chains, still=True)
+    assert "version 2 of solver may be deleted, but it is on the way from whole weights to the newest" in wrong
+    log.weights(4)
+    fold = folded(log.messages)
+    assert not [*find_wrongly_retired(fold.retired, fold.account.chains, still=True)]
+
+
+def test_the_audit_notes_how_far_curators_have_concluded_deliveries() -> None:
+    log = Log()
+    log.issued(sums=4)
+    log.dropped(0)
+    log.produced(1)
+    log.outcome(1, "kept", "")
+    log.produced(2)
+    log.produced(0)
+    log.messages.sort(key=lambda message: message.topic == TOPICS.trajectories("solver"))
+    assert folded(log.messages).curated_to == {("solver", TOPICS.trajectories("solver"), 0): 2}
+
+
 def retired(what: str, first: int, last: int, *, still: bool = True) -> list[str]:
     log = clean()
     record = ObjectsRetired("r", "solver", what=what, versions=np.array([first, last], np.int32))
@@ -1181,7 +1237,10 @@ def test_what_its_reader_has_not_come_to_yet_may_still_get_its_letter() -> None:
 def test_a_snapshot_of_the_feeder_that_cannot_be_read_is_a_problem() -> None:
     log = clean()
     log.say(TOPICS.state, b"torn", b"feed")
-    assert "the feeder's snapshot t.state[0]@3 cannot be read" in says(log.audit())[-1]
+    assert "the feeder's snapshot t.state[0]@3 cannot be read" in says(log.audit())[0], "before what follows from it"
+    log = clean()
+    log.say(TOPICS.state, codec.encode(Snapshot("other", "feed", body=b'{"next": {}}')), b"feed")
+    assert "cannot be read: it is of another run, with the id 'other'" in says(log.audit())[0]
 
 
 def test_a_group_on_a_partition_that_is_not_its_own_counts_for_nothing() -> None:

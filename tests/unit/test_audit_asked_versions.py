@@ -21,6 +21,7 @@ from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, task_key, task_stamp
 from headrace.schemas.records import ClaimCheck, DeadLetter, Failure, Task, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR
+from headrace.schemas.versions import find_version_range
 
 RECIPE = sums_recipe(evaluate={"problems": 2})
 TOPICS = RECIPE.topics
@@ -42,7 +43,8 @@ class Scene:
         """The tasks that the headers are of."""
         self.keys = [task_key(STREAM, number) for number in (0, 1)]
         self.answers: list[TrajectoryGroup] = [
-            replace(group([1.0], number=number), run_id="r", stream=STREAM, asked_version=3) for number in (0, 1)
+            replace(group([1.0], number=number), run_id="r", stream=STREAM, asked_version=3, purpose="eval")
+            for number in (0, 1)
         ]
         self.letters: list[DeadLetter] = []
 
@@ -59,7 +61,8 @@ class Scene:
             assert evaluations.fold_task(message, "r", {})
             deep.check_evaluation_task(message)
         for offset, answer in enumerate(self.answers):
-            versions = {} if not answer.trajectories and not answer.claim else {"min_version": 3, "max_version": 3}
+            low, high = (3, 3) if answer.claim else find_version_range(answer.trajectories)
+            versions = {"min_version": low, "max_version": high, "head_version": answer.head_version}
             stamp = Stamp("r", STREAM, answer.number, purpose="eval", policy="solver", **versions)
             message = Message(ANSWERS, 0, offset, stamp.key, codec.encode(answer), stamp.to_headers())
             assert evaluations.fold_answer(message, "r")
@@ -136,3 +139,14 @@ def test_a_policy_that_came_with_a_later_recipe_is_not_in_earlier_tasks_and_answ
     scene = Scene(Recipe.model_validate({**tables, "policies": policies, "workflows": {"sums": both}}))
     issued_again(scene, solver=3)
     assert scene.said() == []
+
+
+def test_an_answer_that_another_version_generated_is_named() -> None:
+    scene = Scene()
+    scene.tasks = [replace(one, versions={"solver": 2}) for one in scene.tasks]
+    scene.headers = list(scene.tasks)
+    scene.answers = [replace(one, asked_version=2) for one in scene.answers]
+    assert (
+        len([what for what in scene.said() if "it answers for version 2, but version 3 generated tokens of it" in what])
+        == 2
+    )

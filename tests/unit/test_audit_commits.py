@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.group_offsets import Commit
@@ -30,6 +30,7 @@ class Case:
     at: int = 5
     has_others: bool = False
     """Whether the group has committed another partition."""
+    curated_to: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     is_older: bool = False
     """Whether the commit was there before the snapshots were read."""
 
@@ -38,7 +39,9 @@ class Case:
         mine = {PARTITION_ID: self.commit} if self.commit else {}
         asked = commits.Committed({PARTITION_ID: 2, (TOPIC, 1): 0}, mine | others, {PARTITION_ID: 9, (TOPIC, 1): 0})
         found = {KEY: Message("t.state", 0, self.at, KEY, codec.encode(self.snapshot))} if self.snapshot else {}
-        return list(commits.problems({GROUP: asked}, found, "r", {GROUP: asked} if self.is_older else {}))
+        return list(
+            commits.problems({GROUP: asked}, found, "r", {GROUP: asked} if self.is_older else {}, self.curated_to)
+        )
 
 
 def moved(case: Case, offset: int) -> Case:
@@ -79,6 +82,10 @@ SAYS: list[tuple[Callable[[Case], Case], str]] = [
         "names the snapshot at offset 5 of `state`, but that snapshot is missing: the newest one is t.state[0]@4",
     ),
     (
+        lambda case: replace(case, curated_to={("solver", TOPIC, 0): 9}),
+        COMMITTED.format(8) + "but the group delivered at offset 8 has an outcome: it would be curated again",
+    ),
+    (
         lambda case: of(case, run_id="other"),
         f"the snapshot t.state[0]@5 of {TOPIC}[0] is of another run, with the id 'other'",
     ),
@@ -93,6 +100,7 @@ def test_of_a_commit_that_its_group_can_go_on_from_nothing_is_said() -> None:
     assert Case().said() == []
     assert replace(Case(), commit=Commit(8), snapshot=None).said() == [], "it may have written none yet"
     assert replace(Case(), is_older=True).said() == []
+    assert replace(Case(), curated_to={("solver", TOPIC, 0): 8, ("solver.free", TOPIC, 0): 9}).said() == []
     assert replace(Case(), at=6, commit=Commit(8, '{"snapshot": 6}'), is_older=True).said() == []
     assert replace(Case(), at=4).said() == [], "the curator has written the next one since"
 

@@ -281,7 +281,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
         lambda scene: claimed(scene, worker="another"),
         "the group in the object store does not match the record that points to it",
     ),
-    (task_of_another, "it names task 'q0', but another record of sums:0 names another task"),
+    (task_of_another, "it names task 'q0' of tier '', but another record of sums:0 names another task"),
     (other_use, "no dead letter: its use is 0 by its headers, but 2 by its value$"),
     (
         replaced("first", kept=(0, 2)),
@@ -376,3 +376,13 @@ def test_of_the_last_group_of_a_running_run_outcomes_may_still_come() -> None:
     assert scene.said() == []
     scene.outcomes.append(scene.outcomes.pop(0))
     assert any("it leaves out 1 of the trajectories" in what for what in scene.said()), "a later group has its outcomes"
+
+
+def test_a_delivery_with_other_headers_than_its_group_is_named() -> None:
+    for header, value in (("attempt", 3), ("revision", 1), ("head_version", 2), ("purpose", "eval")):
+        scene = Scene()
+        scene.stamps[TOPICS.trajectories("solver")] = {header: value}
+        assert any(f"its {header} is" in what and "by its headers, but" in what for what in scene.said()), header
+    scene = Scene()
+    scene.stamps[TOPICS.trajectories("solver")] = {"use": 1}
+    assert any("its headers say use 1, but only curated records" in what for what in scene.said())

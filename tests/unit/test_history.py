@@ -126,3 +126,11 @@ def test_a_past_that_begins_with_weights_published_whole_once_more_has_a_publish
     published = _Fold("r", TOPICS, "solver", recent=True).of(messages).published
     newest = [one for one in events if one.kind != "whole"] or events
     assert published == newest[-1]
+
+
+def test_a_checkpoint_of_another_policy_or_shadow_is_nobodys_own() -> None:
+    log = Log(Random(1))  # noqa: S311 - nothing secret
+    before = log.read(0, recent=False).checkpoint
+    foreign = CheckpointPointer("r", "solver", "free", 10**6)
+    log.state.append(Message(TOPICS.state, 0, 10**6, checkpoint_key("solver", 10**6), codec.encode(foreign)))
+    assert log.read(0, recent=False).checkpoint == before

@@ -34,7 +34,14 @@ from headrace.schemas.records import (
     WarmStartExamples,
     WeightsPublished,
 )
-from headrace.schemas.topics import Topics, checkpoint_prefix, examples_key, step_key, trainer_component
+from headrace.schemas.topics import (
+    Topics,
+    checkpoint_prefix,
+    examples_key,
+    policy_variant_of,
+    step_key,
+    trainer_component,
+)
 from headrace.trainers.health import HEALTH_LOOK_BACK
 from headrace.trainers.versions.batch_offsets import BatchOffsets
 
@@ -185,7 +192,8 @@ class _Fold:
             checkpoint_prefix(self._policy_variant)
         ):
             pointer = read_record(message, CheckpointPointer)
-            if pointer and pointer.run_id == self._run_id:
+            is_own = pointer and policy_variant_of(pointer.policy, pointer.variant) == self._policy_variant
+            if pointer and pointer.run_id == self._run_id and is_own:
                 history.checkpoints[pointer.version] = pointer
 
     def _fold_batch(self, batch: BatchTrained, offset: int) -> None:
