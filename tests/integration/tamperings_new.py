@@ -431,7 +431,7 @@ def exchangeable(hand: Hand) -> tuple[Any, Any, GroupUse, GroupUse]:
     raise AssertionError("no two groups can be exchanged")
 
 
-@tampering("is not published, but .* names it|but no batch record says so|more than|are in flight")
+@tampering("is not published, but .* names it|but no batch record says so|more than|are in flight", FINISHED)
 def b68_newest_version_gone_from_all_topics_of_the_trainer(hand: Hand) -> None:
     rewind(hand, last(hand) - 1)
 
