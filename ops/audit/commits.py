@@ -29,6 +29,11 @@ class Group:
     component: str = ""
     is_shadow: bool = False
 
+    @property
+    def policy_variant(self) -> str:
+        """Policy or shadow of curators; empty for workers."""
+        return self.component.removeprefix(CURATOR)
+
 
 def list_training_consumer_groups(run: Run) -> list[Group]:
     """Return the consumer groups of a run that read training topics."""
@@ -117,9 +122,8 @@ def _find_curated_again(
     group: Group, committed: Committed, curated_to: Mapping[tuple[str, str, int], int]
 ) -> Iterator[str]:
     """Yield the commits before a delivery that is concluded: outcome and commit are in one transaction."""
-    variant = group.component.removeprefix(CURATOR)
     for partition_id, commit in committed.commits.items():
-        end = curated_to.get((variant, *partition_id), 0)
+        end = curated_to.get((group.policy_variant, *partition_id), 0)
         if commit.offset < end:
             yield (
                 f"consumer group {group.name} has committed offset {commit.offset} of {name_partition(partition_id)}, "

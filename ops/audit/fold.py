@@ -29,6 +29,7 @@ from headrace.ops.audit.account import (
     describe_unusable,
     read_issued,
 )
+from headrace.ops.audit.commits import CURATOR
 from headrace.ops.audit.evaluations import Evaluations, read_issued_evaluations, read_positions
 from headrace.ops.audit.flight import GroupStamp
 from headrace.ops.audit.pages import DISCARDED, KEPT, LOW
@@ -52,7 +53,7 @@ from headrace.schemas.topics import (
 
 EVALUATOR_KEY = b"evaluate"
 """Key of the evaluator's snapshots."""
-CURATOR_KEY = b"curate."
+CURATOR_KEY = CURATOR.encode()
 """Beginning of the keys of the curators' snapshots."""
 
 

@@ -22,7 +22,7 @@ from headrace.ops.audit.deep_look import DeepLook
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.evidence import add_record_names
 from headrace.ops.audit.findings import AuditReport, CuratedCounts, DeepRates
-from headrace.ops.audit.fold import CURATOR_KEY, EVALUATOR_KEY, AuditFold
+from headrace.ops.audit.fold import EVALUATOR_KEY, AuditFold
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
 from headrace.ops.audit.parts import Parts
 from headrace.ops.audit.problems import Problems
@@ -143,7 +143,7 @@ class WholeAudit:
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = _find_reader_positions(self, asked, there)
         self.fold.account.known.answered = {
-            group.component.removeprefix(CURATOR_KEY.decode()): {p: commit.offset for p, commit in one.commits.items()}
+            group.policy_variant: {p: commit.offset for p, commit in one.commits.items()}
             for group, one in asked.items()
             if group.is_shadow
         }

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from made_logs import LogOfOnePartition
 from made_recipes import sums_recipe
 
 from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.kafka.group_offsets import Commit
-from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.retired import Retired
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit import commits
@@ -33,10 +32,8 @@ TASKS, ANSWERS, RESULTS = TOPICS.tasks(STREAM), TOPICS.eval_groups("solver"), TO
 GONE = "of solver was issued and is not answered, but its task is not on the eval-tasks topic"
 
 
-class Log:
+class Log(LogOfOnePartition):
     """The log of a run whose feeder has issued an evaluation of two problems, which no worker has played."""
-
-    records, seconds = 0, 1.0
 
     def __init__(self, recipes: tuple[Recipe, ...] = (RECIPE,)) -> None:
         self.recipes = recipes
@@ -85,9 +82,6 @@ class Log:
     def topics(self) -> set[str]:
         return {*self.messages, ANSWERS, RESULTS, TOPICS.state}
 
-    def find_shortened(self, _: Iterable[str]) -> Iterator[str]:
-        return iter(())
-
     def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
         for topic in topics:
             yield from list(self.messages.get(topic, []))
@@ -98,22 +92,11 @@ class Log:
 
     read_in_order = read
 
-    def partitions(self, topics: Iterable[str]) -> dict[PartitionId, int]:
-        return {(topic, 0): 0 for topic in topics}
-
-    ends = partitions
-
-    def schemas(self) -> list[RecipeRevision]:
-        return []
-
     def fetch_committed(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         mine = {(TASKS, 0): Commit(self.played)}
         return {
             group: commits.Committed({(TASKS, 0): 0}, mine, {(TASKS, 0): 9}) for group in groups if group.topic == TASKS
         }
-
-    def read_retired(self) -> Retired:
-        return Retired("r", ())
 
 
 def test_an_evaluation_task_that_is_gone_before_it_is_played_is_named() -> None:
@@ -170,11 +153,16 @@ def test_of_a_running_feeder_without_a_snapshot_no_training_number_counts_as_iss
     begin(cast("AuditedLog", Log()), AuditFold("other", RECIPE), TOPICS.state)
 
 
-def test_a_policy_that_came_with_a_later_recipe_has_not_lost_the_tasks_before_it() -> None:
+def with_judge() -> Recipe:
+    """The recipe in which a second policy came to the workflow."""
     tables = RECIPE.model_dump(mode="json")
     both = tables["workflows"]["sums"] | {"policies": {"s": "solver", "j": "judge"}}
     policies = {**tables["policies"], "judge": {"path": "y"}}
-    later = Recipe.model_validate({**tables, "policies": policies, "workflows": {"sums": both}})
+    return Recipe.model_validate({**tables, "policies": policies, "workflows": {"sums": both}})
+
+
+def test_a_policy_that_came_with_a_later_recipe_has_not_lost_the_tasks_before_it() -> None:
+    later = with_judge()
     log = Log((RECIPE, later))
     log.messages[TASKS] = []
     for number in (0, 1):
@@ -188,10 +176,7 @@ def test_a_policy_that_came_with_a_later_recipe_has_not_lost_the_tasks_before_it
 
 
 def test_a_policy_that_came_with_a_later_recipe_must_answer_from_its_first_answer_on() -> None:
-    tables = RECIPE.model_dump(mode="json")
-    both = tables["workflows"]["sums"] | {"policies": {"s": "solver", "j": "judge"}}
-    policies = {**tables["policies"], "judge": {"path": "y"}}
-    later = Recipe.model_validate({**tables, "policies": policies, "workflows": {"sums": both}})
+    later = with_judge()
     log = Log((RECIPE, later))
     for number in (2, 3):
         log.say(TASKS, b"", task_key(STREAM, number), Stamp("r", STREAM, number, purpose="eval"))

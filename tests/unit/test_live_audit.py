@@ -10,12 +10,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from made_logs import LogOfOnePartition
 from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.kafka.group_offsets import Commit
-from headrace.infra.kafka.topic_reader import PartitionId
-from headrace.infra.run.retired import Retired
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit import commits
@@ -34,13 +33,11 @@ RUN = Run(RunAddress(Connection("nowhere:1"), "t"), "r", (RECIPE,), StoreAddress
 BODY = json.dumps({"next": {"sums": 1}}).encode()
 
 
-class GoingOn:
+class GoingOn(LogOfOnePartition):
     """The log of a run whose only task is played while its tasks or its groups are read, whichever are first.
 
     Then the worker commits, and the feeder deletes the task.
     """
-
-    records, seconds = 0, 1.0
 
     def __init__(self) -> None:
         stamp = Stamp("r", "sums", 0, policy="solver")
@@ -55,9 +52,6 @@ class GoingOn:
     def topics(self) -> set[str]:
         return {TASKS, GROUPS, TOPICS.state}
 
-    def find_shortened(self, _: Iterable[str]) -> Iterator[str]:
-        return iter(())
-
     def read_uncounted(self, topics: Iterable[str]) -> Iterator[Message]:
         for topic in topics:
             yield from self._messages.get(topic, [])
@@ -69,22 +63,11 @@ class GoingOn:
 
     read_in_order = read
 
-    def partitions(self, topics: Iterable[str]) -> dict[PartitionId, int]:
-        return {(topic, 0): 0 for topic in topics}
-
-    ends = partitions
-
-    def schemas(self) -> list[RecipeRevision]:
-        return []
-
     def fetch_committed(self, groups: Iterable[commits.Group]) -> Mapping[commits.Group, commits.Committed]:
         bound = {(TASKS, 0): 0}
         return {
             group: commits.Committed(bound, {(TASKS, 0): Commit(0)}, bound) for group in groups if not group.component
         }
-
-    def read_retired(self) -> Retired:
-        return Retired("r", ())
 
 
 def test_a_task_that_is_played_and_deleted_while_the_audit_reads_is_not_lost() -> None:
