@@ -56,9 +56,10 @@ test-all: $(STAMP) ## the gate and every subject, with a table at the end
 test-%: $(STAMP)
 	@$(TESTS) $*
 
-faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n; half an hour
+faults: $(STAMP) ## kill every kind of process at 20 moments, by SEED=n, and freeze the broker of ten runs; an hour
 	@$(BIN)/python tests/faults/matrix.py $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python tests/faults/rebalances.py $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python tests/faults/freezes.py $(if $(SEED),--seed $(SEED))
 
 soak: $(STAMP) ## let a run go on for SOAK_MINUTES=20, and look whether memory and lag stay flat
 	@$(BIN)/python tests/faults/soak.py --minutes $(or $(SOAK_MINUTES),20)

@@ -126,6 +126,7 @@ def weights(
     Example: [bold]headrace weights --data .headrace/arithmetic[/]
     """
     if context.invoked_subcommand is not None:
+        _pass_options(context, context.invoked_subcommand)
         return
     from headrace.app.views.weights_page import weights_page
     from headrace.ops.figures.weights_history import weights_history
@@ -135,6 +136,18 @@ def weights(
     with open_run(run, data) as opened:
         policy_variant = opened.run.resolve(policy, variant)
         print_answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
+
+
+def _pass_options(context: typer.Context, command: str) -> None:
+    """Let options that stand before a command count as if they stood behind it. Raises UsageError for foreign ones."""
+    from headrace.infra.errors import UsageError
+
+    given = {name: value for name, value in context.params.items() if value not in (None, False)}
+    of_run = {"run", "data", "policy", "variant"} & given.keys()
+    if of_run and command != "export":
+        options = ", ".join(f"--{name}" for name in sorted(of_run))
+        raise UsageError(f"`headrace weights {command}` reads folders and no run, so it takes no {options}")
+    context.default_map = {command: given}
 
 
 @app.command()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from rich.console import Console
@@ -41,12 +41,13 @@ from headrace.ops.figures.standstill import Surroundings
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import UsedEnvironment
 
+if TYPE_CHECKING:
+    from headrace.ops.figures.summary import AuditVerdict
+
 LAUNCHER_TURN_S = 0.25
 AWAY_PAUSE_S = 1.0
 NOTE_EVERY_S = 5.0
 COMPONENTS_STOP_S = 8.0
-AUDIT_OPEN = 1
-"""Exit code of a run that ended but whose audit does not close."""
 
 log = structlog.get_logger()
 
@@ -198,11 +199,11 @@ class Launcher:
             self._record_state(run, finished=not rest)
             if rest:
                 self._say(f"[yellow]{escape(rest)}[/]")
-        closes = self._call_when_reachable(lambda: self._summarize(join(self._address), rest))
+        verdict = self._call_when_reachable(lambda: self._summarize(join(self._address), rest))
         self._servers.stop()
-        if not closes:
-            self._say("the audit of this run does not close (see above): `headrace audit` names what is wrong")
-        return 0 if closes else AUDIT_OPEN
+        if verdict.exit_code:
+            self._say(f"the audit of this run {verdict.advice}")
+        return verdict.exit_code
 
     def stop(self, within_s: float) -> None:
         """Stop all processes; components first, as their last commits need the broker."""
@@ -349,8 +350,8 @@ class Launcher:
         if self._supervisor is not None:
             self._supervisor.stop(timeout_s)
 
-    def _summarize(self, run: Run, rest: str) -> bool:
-        """Show the summary and write its file, both from the topics; return whether the audit closes."""
+    def _summarize(self, run: Run, rest: str) -> AuditVerdict:
+        """Show the summary and write its file, both from topics and store; return the verdict of the audit."""
         from headrace.app.views.closing import show_summary
         from headrace.ops.figures.summary import summarize
         from headrace.ops.summary_file import write_summary
@@ -359,7 +360,7 @@ class Launcher:
         summary = summarize(run, self._notes.effort, self._folder, rest)
         show_summary(summary, self._console, self._request.program, "" if self._folder.sweep() else self._request.again)
         write_summary(self._request.summary, summary)
-        return summary.audit.ok
+        return summary.audit
 
     def _say(self, words: str) -> None:
         say(self._console, words)

@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -218,8 +219,11 @@ def _build_facts_table(summary: Summary) -> Table:
 
 def _describe_audit(summary: Summary) -> str:
     proof = summary.audit
+    if proof.problems:
+        first = f"groups lost: {proof.lost}, groups doubled: {proof.doubled}"
+        return "\n".join([f"[bold red]does not close[/]: {first}", *map(escape, proof.problems)])
     if not proof.ok:
-        return f"[bold red]does not close[/]: groups lost: {proof.lost}, groups doubled: {proof.doubled}"
+        return f"[yellow]no verdict[/]: {escape(proof.unchecked)}"
     flying = summary.in_flight
     so_far = f" so far, with {flying} {inflect(flying, 'group')} in flight" if flying else ""
     return f"[green]closes[/]{so_far}: nothing lost, nothing trained twice"

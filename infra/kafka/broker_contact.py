@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra.kafka.clients import Connection, forget_admins, get_admin
+from headrace.infra.kafka.clients import Connection, is_answering
 from headrace.infra.process.signals import MustRestart
 
 LOOK_EVERY_S = 5.0
@@ -55,7 +55,7 @@ class BrokerContact:
         """Look if it is time; return whether the client knows no broker any more, although other clients do."""
         if time.monotonic() < self._look_at:
             return False
-        self._missed = self._missed + 1 if self._is_without_broker() and self._is_kafka_reachable() else 0
+        self._missed = self._missed + 1 if self._is_without_broker() and is_answering(self._connection, ASK_S) else 0
         self._look_at = time.monotonic() + LOOK_EVERY_S
         return self._missed >= LOST_AFTER
 
@@ -81,10 +81,3 @@ class BrokerContact:
         except KafkaException as error:
             return bool(error.args[0].code() == KafkaError._TRANSPORT)  # noqa: SLF001
         return False
-
-    def _is_kafka_reachable(self) -> bool:
-        try:
-            return bool(get_admin(self._connection).list_topics(timeout=ASK_S).brokers)
-        except KafkaException:
-            forget_admins()  # that one may have lost its brokers too
-            return False

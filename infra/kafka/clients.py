@@ -26,6 +26,7 @@ from headrace.infra.errors import FENCED, HeadraceError, Unavailable
 from headrace.infra.kafka.client_reports import LINES, REPORTS
 from headrace.infra.kafka.cluster_entry import ENTRIES
 from headrace.infra.kafka.fatal_errors import call_client
+from headrace.infra.kafka.watched_consumer import CALLS, WatchedConsumer
 from headrace.infra.process.signals import MustRestart
 from headrace.schemas.headers import Headers
 
@@ -290,9 +291,13 @@ def open_transactional_producer(
         transactional_id=transactional_id,
         transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
     )
-    call_patiently(
-        lambda: producer.init_transactions(10), f"taking over transactional id {transactional_id}", timeout_s
-    )
+    doing = f"taking over transactional id {transactional_id}"
+
+    def take_over() -> None:
+        with CALLS.watch(doing, partial(_has_to_wait, connection)):
+            producer.init_transactions(10)
+
+    call_patiently(take_over, doing, timeout_s)
     return producer
 
 
@@ -315,7 +320,7 @@ def open_consumer(
     """
     protocol: dict[str, Any] = {"group_protocol": "consumer"} if group else {}
     callbacks = {} if on_commit is None else {"on_commit": on_commit}
-    return Consumer(
+    consumer = WatchedConsumer(
         connection.config(
             client_id=name,
             group_id=group or f"{run}.{name}-alone",
@@ -331,6 +336,8 @@ def open_consumer(
         ),
         **callbacks,
     )
+    consumer.has_to_wait = partial(_has_to_wait, connection)
+    return consumer
 
 
 def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
@@ -415,6 +422,19 @@ def forget_admins(older_than_s: float = ADMIN_GRACE_S) -> None:
     for cluster, (_, made_at) in list(_admins.items()):
         if time.monotonic() - made_at > older_than_s and (former := _admins.pop(cluster, None)) is not None:
             _former_admins.append(former[0])
+
+
+def is_answering(connection: Connection, timeout_s: float = 1.0) -> bool:
+    """Return whether a broker answers this process's admin client within a timeout."""
+    try:
+        return bool(get_admin(connection).list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        forget_admins()  # that one may have lost its brokers
+        return False
+
+
+def _has_to_wait(connection: Connection) -> bool:
+    return not is_answering(connection)
 
 
 def build_cluster_key(connection: Connection) -> str:

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
 
 from headrace.infra.errors import HeadraceError
+from headrace.infra.kafka.admin_answers import await_answer
 from headrace.infra.kafka.advertised import Advertised, look_at_advertised
 from headrace.infra.kafka.clients import (
     Connection,
@@ -146,7 +147,7 @@ class _Look:
         resources = {name: ConfigResource(kind, name) for name in names}
         futures = self.admin.describe_configs([*resources.values()], request_timeout=REQUEST_S) if names else {}
         return {
-            name: self.ask(what, lambda resource=resource: _values(futures[resource].result()))
+            name: self.ask(what, lambda resource=resource: _values(await_answer(futures[resource])))
             for name, resource in resources.items()
         }
 
@@ -156,7 +157,7 @@ class _Look:
         futures = self.admin.describe_topics(
             TopicCollection(names), include_authorized_operations=True, request_timeout=REQUEST_S
         )
-        return {name: _operations(future.result()) for name, future in futures.items()}
+        return {name: _operations(await_answer(future)) for name, future in futures.items()}
 
     def fetch_groups(self, names: Iterable[str]) -> dict[str, SeenGroup]:
         """Return the groups as shown to this client; stop if a coordinator does not answer."""
@@ -173,7 +174,7 @@ class _Look:
             asked = self.admin.describe_consumer_groups(
                 [name], include_authorized_operations=True, request_timeout=REQUEST_S
             )
-            return asked[name].result()
+            return await_answer(asked[name])
 
         await_coordinator(self.connection, name, COORDINATOR_S)
         try:
@@ -213,7 +214,7 @@ def _errors_of(futures: Mapping[str, Future[Any]]) -> dict[str, KafkaException |
     found: dict[str, KafkaException | None] = {}
     for name, future in futures.items():
         try:
-            future.result()
+            await_answer(future)
         except KafkaException as error:
             found[name] = error
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from headrace.infra.kafka.admin_answers import await_answer
 from headrace.infra.kafka.clients import AWAY_ERRORS, Connection, get_admin, open_consumer, translate_kafka_errors
 from headrace.infra.kafka.topic_offsets import fetch_partition_count
 
@@ -104,4 +105,4 @@ def delete_before(connection: Connection, offsets: dict[tuple[str, int], int]) -
     asked = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     with translate_kafka_errors("deleting records that are no longer needed"):
         for future in get_admin(connection).delete_records(asked, request_timeout=REQUEST_S).values() if asked else ():
-            future.result()
+            await_answer(future)

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.inflection import inflect
+from headrace.infra.kafka.admin_answers import await_answer
 from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, get_admin, translate_kafka_errors
 from headrace.infra.kafka.cluster_topics import fetch_topics
 from headrace.infra.kafka.topic_offsets import fetch_partition_count
@@ -92,7 +93,7 @@ def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> N
     for name, future in admin.create_topics(new, operation_timeout=30, request_timeout=35).items():
         try:
             with translate_kafka_errors(f"creating topic {name}"):
-                future.result()
+                await_answer(future)
         except Exception as error:
             cause = error.__cause__
             if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -111,7 +112,7 @@ def delete_topics(connection: Connection, names: Iterable[str]) -> None:
         return
     for name, future in admin.delete_topics(there, operation_timeout=30, request_timeout=35).items():
         with translate_kafka_errors(f"deleting topic {name}"):
-            future.result()
+            await_answer(future)
 
 
 def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, str]:
@@ -119,7 +120,7 @@ def fetch_topic_ids(connection: Connection, names: Iterable[str]) -> dict[str, s
     wanted = TopicCollection(list(names))
     futures = get_admin(connection).describe_topics(wanted, request_timeout=10)
     with translate_kafka_errors("describing topics"):
-        return {name: str(future.result().topic_id) for name, future in futures.items()}
+        return {name: str(await_answer(future).topic_id) for name, future in futures.items()}
 
 
 def _await_listed(admin: AdminClient, names: set[str], patience_s: float = 10) -> None:
@@ -145,7 +146,7 @@ def fetch_session_timeout_s(connection: Connection) -> float:
     resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers), 0)))
     try:
         with translate_kafka_errors("reading settings of a broker"):
-            entries = admin.describe_configs([resource], request_timeout=10)[resource].result()
+            entries = await_answer(admin.describe_configs([resource], request_timeout=10)[resource])
     except KafkaRefused as error:
         log.info("session.not_asked", why=str(error))
         return SESSION_S
@@ -161,7 +162,7 @@ def _find_config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list
     differences = []
     for spec, resource in zip(specs, resources, strict=True):
         with translate_kafka_errors(f"reading settings of topic {spec.name}"):
-            entries = futures[resource].result()
+            entries = await_answer(futures[resource])
         differences += [
             f"{spec.name} has {key}={entries[key].value}, the run needs {value}"
             for key, value in spec.config.items()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from headrace.infra.kafka.admin_answers import await_answer
 from headrace.infra.kafka.clients import (
     Connection,
     KafkaAway,
@@ -89,7 +90,7 @@ def _fetch_offsets(
     asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
     admin = get_admin(connection)
     futures = admin.list_offsets(asked, isolation_level=isolation, request_timeout=10) if asked else {}
-    found = {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+    found = {(tp.topic, tp.partition): await_answer(future).offset for tp, future in futures.items()}
     if unknown := [f"{topic}[{partition}]" for (topic, partition), offset in found.items() if offset < 0]:
         reason = f"Kafka does not know the offsets of {', '.join(unknown)} yet; their broker may not be ready"
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, reason, retriable=True))

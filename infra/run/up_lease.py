@@ -17,6 +17,7 @@ from typing import Any, Self
 import structlog
 from confluent_kafka import Consumer, TopicPartition
 
+from headrace.infra.kafka.admin_answers import await_answer
 from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import RunAddress, call_patiently, get_admin, open_consumer
 from headrace.infra.kafka.group_offsets import await_coordinator
@@ -78,7 +79,7 @@ class UpLease:
 
         def describe() -> Any:
             admin = get_admin(address.connection)
-            return admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result()
+            return await_answer(admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group])
 
         end = time.monotonic() + JOIN_S
         call_patiently(lambda: await_coordinator(address.connection, group, ANSWER_S), f"looking for {group}", JOIN_S)

@@ -5,31 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.ops.audit.audited_log import AuditedLog
-from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.findings import AuditReport
-from headrace.ops.audit.fold import AuditFold
-from headrace.ops.audit.parts import Parts
-from headrace.ops.audit.results import Audit
-from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit, begin
-
-
-def audit(run: Run, *, drained: bool) -> Audit:
-    """Audit the numbers and the chain of weights of a run, running or stopped, from its small records alone.
-
-    Args:
-        run: The run.
-        drained: Whether nothing more can conclude, so that groups in flight are lost.
-    """
-    fold = AuditFold(run.run_id, run.recipe, run.revisions)
-    begin(AuditedLog(run), fold, run.topics.state)
-    for topics in Parts.of(run).training_topics_without_groups:
-        for message in read_all(run.connection, topics):
-            fold.fold_message(message)
-    fold.fold_feeder_snapshot()
-    return fold.account.audit(Scope(drained=drained, still=drained))
+from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit
 
 
 def report(

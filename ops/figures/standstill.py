@@ -19,7 +19,7 @@ from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
-from headrace.ops.figures.standstill_words import describe_playing, describe_restarts
+from headrace.ops.figures.standstill_words import SHOWN_WORKERS, describe_playing, describe_restarts, describe_waiting
 from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
 from headrace.schemas.records import WorkerStatus
@@ -56,8 +56,6 @@ MOST, NEARLY_ALL = 0.9, 0.97
 """Share of discards that explains a standstill, and share that is reported while versions are made."""
 QUIET_MS = 20_000
 """A curator with unread groups that concludes none for this time counts as stopped."""
-SHOWN_WORKERS = 3
-"""Largest number of workers that a sentence names."""
 
 OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows their lengths, rewards and ages")
 ADVICE_BY_REASON = {
@@ -281,11 +279,12 @@ class _Stand:
 
     def _blame_waiting(self) -> _Cause | None:
         here = self._list_workers(here=True)
-        if not all(worker.state != "rolling" or worker.detail for worker in here):
+        topics, streams = self.seen.recipe.topics, self.seen.recipe.workflows_of(policy_of(self.policy_variant))
+        unread = sum(self.seen.lag.get(topics.tasks(stream), 0) for stream in streams)
+        # The last record of a partition may be the mark of a transaction, which nobody reads.
+        short = describe_waiting(here, have_tasks=unread > self.seen.recipe.kafka.partitions * len(streams))
+        if not short:
             return None
-        named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN_WORKERS]]
-        more = [f"and {len(here) - SHOWN_WORKERS} more"] if len(here) > SHOWN_WORKERS else []
-        short = f"no worker plays: {', '.join([*named, *more])}"
         itself = "the workers continue when the wait is over; weights that the store has lost are published again"
         return _Cause("waiting", short, itself, f"check what the workers wait for; {self._log_hint(here[0].worker)}")
 

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from headrace.infra.inflection import inflect
+from headrace.schemas.records import WorkerStatus
+
+SHOWN_WORKERS = 3
+"""Largest number of workers that a sentence names."""
+
+
+def describe_waiting(workers: Sequence[WorkerStatus], *, have_tasks: bool) -> str:
+    """Return what workers wait for of which none plays; empty if one plays.
+
+    Args:
+        workers: Those that are alive.
+        have_tasks: Whether tasks wait for them. A worker that plays no episode then hangs, and may not know it.
+    """
+    idle = "plays no episode, although tasks wait" if have_tasks else ""
+    words = [one.detail or ("" if one.episodes_running else idle) for one in workers]
+    if any(one.state == "rolling" and not word for one, word in zip(workers, words, strict=True)):
+        return ""
+    named = [f"{w.worker} is {w.state}{f' ({word})' if word else ''}" for w, word in zip(workers, words, strict=True)]
+    more = [f"and {len(workers) - SHOWN_WORKERS} more"] if len(workers) > SHOWN_WORKERS else []
+    return f"no worker plays: {', '.join([*named[:SHOWN_WORKERS], *more])}"
 
 
 def describe_playing(workers: int, episodes: int, concluded: int, discarded: int, batch: int) -> str:

@@ -10,10 +10,8 @@ from headrace.infra.embedded.data_folder import DataFolder, Effort
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import compute_log_share
-from headrace.ops.audit.findings import AuditReport
 from headrace.ops.audit.numbers import PolicyAudit
-from headrace.ops.audit.report import audit, report
-from headrace.ops.audit.results import Audit
+from headrace.ops.audit.report import report
 from headrace.ops.discards import Bias, PolicyDiscards, discards
 from headrace.ops.figures.best_version import BestVersion, average_over_workflows, find_best_version
 from headrace.ops.figures.figures import Figures
@@ -28,6 +26,13 @@ LOG_PROCESSES = ("broker", "feed", "curate")
 SECONDS_PREFIX = "seconds_"
 
 
+MOST_PROBLEMS = 3
+AUDIT_OPEN = 1
+"""Exit code of a run that ended but whose audit does not close."""
+NO_VERDICT = 3
+"""Exit code of a run that ended but whose objects could not be checked."""
+
+
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
     """The settings of the recipe's `[feed]` that decide how a run may end."""
@@ -38,11 +43,27 @@ class FeedSettings:
 
 @dataclass(frozen=True, slots=True)
 class AuditVerdict:
-    """The result of the audit of task numbers."""
+    """The verdict of `headrace audit`."""
 
     ok: bool
     lost: int
     doubled: int
+    problems: tuple[str, ...] = ()
+    """The first problems of any kind, in sentences."""
+    unchecked: str = ""
+    """Why some objects could not be checked; empty otherwise."""
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of `headrace up` at the end of the run, as of `headrace audit`."""
+        return AUDIT_OPEN if self.problems else 0 if self.ok else NO_VERDICT
+
+    @property
+    def advice(self) -> str:
+        """What to do about an audit that does not close."""
+        if self.problems:
+            return "does not close (see above): `headrace audit` names what is wrong"
+        return "has no verdict (see above): give `headrace audit` when the store answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +180,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         fold.fold_message(message)
         pulse.fold_message(message)
     figures = fold.compute_figures({}, now_ms())
-    proof, rates, feed = _audit_end(run, figures), pulse.mean_rates(effort.wall_s), run.recipe.feed
+    proof, rates, feed = report(run, rests=True), pulse.mean_rates(effort.wall_s), run.recipe.feed
     fates = discards(run, None).policies
     policies = {
         name: replace(
@@ -182,7 +203,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         eval_last=only.eval_last if only else None,
         groups=figures.groups,
         selection=figures.selection,
-        audit=AuditVerdict(proof.ok, proof.lost, proof.doubled),
+        audit=AuditVerdict(proof.ok, proof.lost, proof.doubled, proof.problems[:MOST_PROBLEMS], proof.unchecked),
         log_share=round(log_share_of(figures, pulse), 4),
         log_cpu_share=round(log_cpu_share(effort.cpu), 4),
         tokens_per_s=round(rates.tokens, 1),
@@ -199,11 +220,6 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         stood_still=fold.describe_standstills(figures),
         rest=rest if proof.ok else "",
     )
-
-
-def _audit_end(run: Run, figures: RunFigures) -> Audit | AuditReport:
-    """Return the result of the audit. The readers' commits decide whether groups in flight are lost."""
-    return report(run, rests=True, use_store=False) if figures.in_flight else audit(run, drained=True)
 
 
 def summarize_policy(

@@ -124,7 +124,12 @@ class OwnedPartitions:
             PartitionCommit(*partition_id, *self._owned[partition_id].ledger.commit()) for partition_id in partition_ids
         ]
 
-    def note_committed(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Note that the result of `list_commits` is committed."""
+    def note_sent(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Note that the result of `list_commits` is sent."""
         for partition_id in partition_ids:
             self._owned[partition_id].dirty = False
+
+    def note_refused(self, partition_ids: Iterable[PartitionId]) -> None:
+        """Note that a commit was not accepted: it must be sent again for the partitions that are still owned."""
+        for partition_id in self._owned.keys() & set(partition_ids):
+            self._owned[partition_id].dirty = True

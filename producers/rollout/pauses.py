@@ -16,6 +16,8 @@ DELIVERY = "delivery"
 """A topic that refuses a record because of its settings."""
 ENGINE = "engine"
 """A server that should hold the version of an evaluation."""
+COMMIT = "commit of started and finished tasks"
+"""The consumer group's coordinator: no task begins before its start is committed."""
 HOLD_TASKS = {KAFKA, STORE, ENVIRONMENT, DELIVERY, ENGINE}
 """Waits that can block a running task: for its delivery, the weights of an evaluation, or its environment. No other
 wait blocks a running task."""

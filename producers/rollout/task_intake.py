@@ -15,26 +15,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from headrace.infra.failpoints import reach
 from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import (
-    AWAY_ERRORS,
     Connection,
     Message,
     call_patiently,
+    is_answering,
     open_consumer,
     take_good_messages,
-    translate_error,
 )
 from headrace.infra.kafka.decoding import MessageRefused
-from headrace.infra.kafka.group_offsets import MEMBERSHIP_MOVES, refuse_errors
-from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.kafka.group_offsets import refuse_errors
+from headrace.infra.kafka.topic_reader import PartitionId, name_partition
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.started_task import NOT_REFUSED, Gate, StartedTask
+from headrace.producers.rollout.task_commits import TaskCommits, report_lost_commit
 from headrace.producers.rollout.task_queue import TaskQueue, WaitingTask, read_task
 from headrace.schemas.records import Task
 
@@ -42,7 +41,8 @@ log = structlog.get_logger()
 
 MOST_TASK_RECORDS = 64
 INTAKE_TURN_S = 0.02
-COMMIT_EVERY_S = 0.15
+ANSWER_TURN_S = 0.002
+"""Longest poll while a commit has no answer yet, because tasks wait for it."""
 INTAKE_PATIENCE_S = 30.0
 LEAVE_S = 2.0
 """Most seconds for the last commit and for leaving the group, as the broker may be dead."""
@@ -85,19 +85,21 @@ class TaskIntake(threading.Thread):
         """The error that ended this thread; None if `stop` ended it."""
         self.owned = OwnedPartitions(member.run_id)
         self.queue = TaskQueue(self.owned, gate, member.topics)
-        self._member, self._pauses = member, pauses
+        self._member = member
         self._on_start, self._after_revoke = on_start, on_revoke
-        self._starting: list[StartedTask] = []
-        """Tasks whose start is not committed yet, so they are not handed over."""
         self._done: deque[StartedTask] = deque()
-        self._unanswered: set[PartitionId] = set()
-        """Partitions whose last commit Kafka has not answered."""
-        self._commit_due = 0.0
+        self._commits = TaskCommits(
+            member.group, self.owned, pauses, has_to_wait=lambda: not is_answering(member.connection)
+        )
         self._in_good_order = True
         self._drains, self._over = threading.Event(), threading.Event()
         # The default assignor, uniform, balances the sum over all topics: two workers would get one topic each.
         self._consumer: Consumer = open_consumer(
-            member.connection, member.name, member.group, on_commit=self._on_commit, group_remote_assignor="range"
+            member.connection,
+            member.name,
+            member.group,
+            on_commit=self._commits.on_commit,
+            group_remote_assignor="range",
         )
         self._contact = BrokerContact(self._consumer, member.connection, member.topics[0])
 
@@ -121,9 +123,9 @@ class TaskIntake(threading.Thread):
         self._in_good_order = in_good_order
         self._over.set()
         self.join(LEAVE_S)
-        unanswered = {*self.owned, *self._unanswered}
+        unanswered = {*self.owned, *self._commits.unanswered}
         if self.is_alive() and unanswered:
-            _report_lost(f"no answer from Kafka within {LEAVE_S:.0f} s", unanswered)
+            report_lost_commit(f"no answer from Kafka within {LEAVE_S:.0f} s", unanswered)
 
     # --------------------------------------------------------------------------------------------- the own thread
 
@@ -145,15 +147,17 @@ class TaskIntake(threading.Thread):
         1. poll: read records; rebalances happen here, and new partitions are restored.
         2. done: mark acknowledged tasks in the ledgers.
         3. start: start tasks that the gate admits; a task that one more death would make poison runs alone.
-        4. commit: new starts before they run, ends every 150 ms.
-        5. hand over: pass on the started tasks.
+        4. commit: new starts before they run, ends every 150 ms; the answer comes in a later poll.
+        5. hand over: pass on the tasks whose start is committed.
         """
         self._poll()  # 1
         self._take_done()  # 2
         if not self._drains.is_set():
             self._start()  # 3
-        if self._commit():  # 4
-            self._hand_over()  # 5
+        with self.watch.measure("commit"):
+            self._commits.send_due(self._consumer, time.monotonic(), is_in_doubt=self._contact.is_in_doubt)  # 4
+        for started in self._commits.take_started():
+            self._on_start(started)  # 5
 
     # ------------------------------------------------------------------------------------------------- rebalances
 
@@ -164,7 +168,7 @@ class TaskIntake(threading.Thread):
         consumer.incremental_assign(positions)
         consumer.resume(partitions)  # we may have paused them in an earlier ownership
         if partitions:
-            log.info("partitions.assigned", partitions=_name_partitions(_partitions_of(partitions)))
+            log.info("partitions.assigned", partitions=_name_all(_partitions_of(partitions)))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit done tasks, take back the starts of open tasks, and forget the partitions."""
@@ -177,38 +181,19 @@ class TaskIntake(threading.Thread):
         self._forget(consumer, _partitions_of(partitions))
 
     def _commit_last(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Commit for the last time, without waiting, as the broker may be dead.
-
-        The client tells Kafka that it gave up the partitions only after the answer, so the next owner sees the commit.
-        """
+        """Commit for the last time, without waiting, as the broker may be dead."""
         self._take_done()
         leaving = list(partition_ids)
         if self._in_good_order:
             self.owned.reset_starts(leaving)
-        if not leaving:
-            return
-        try:
-            self._consumer.commit(offsets=self._list_offsets(leaving), asynchronous=True)
-            self._unanswered.update(leaving)
-        except KafkaException as error:
-            _report_lost(error.args[0].str(), leaving)
-
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Take the answer to a last commit."""
-        self._unanswered -= _partitions_of(partitions)
-        for tp in partitions:
-            refused = error or tp.error
-            if refused is not None:
-                _report_lost(refused.str(), _partitions_of([tp]))
+        self._commits.send_last(self._consumer, leaving)
 
     def _forget(self, consumer: Consumer, partition_ids: frozenset[PartitionId]) -> None:
         consumer.incremental_unassign([TopicPartition(*partition_id) for partition_id in partition_ids])
         self.owned.disown(partition_ids)
         self.queue.remove(partition_ids)
-        for started in (started for started in self._starting if started.partition_id in partition_ids):
-            started.release_slots()
-        self._starting = [started for started in self._starting if started.partition_id not in partition_ids]
-        log.info("partitions.revoked", partitions=_name_partitions(partition_ids))
+        self._commits.forget(partition_ids)
+        log.info("partitions.revoked", partitions=_name_all(partition_ids))
         self._after_revoke(partition_ids)
 
     def _restore(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -234,7 +219,7 @@ class TaskIntake(threading.Thread):
             raw = self._consumer.consume(MOST_TASK_RECORDS, 0)
         if not raw:
             with self.watch.measure("wait"):
-                one = self._consumer.poll(INTAKE_TURN_S)
+                one = self._consumer.poll(ANSWER_TURN_S if self._commits.is_waiting else INTAKE_TURN_S)
             raw = [one] if one is not None else []
         doing = f"reading {', '.join(self._member.topics)}"
         self._contact.refuse_loss(is_answered=bool(raw), doing=doing)
@@ -258,54 +243,14 @@ class TaskIntake(threading.Thread):
             self.owned.mark_done(self._done.popleft())
 
     def _start(self) -> None:
-        self._starting += self.queue.start(time.monotonic())
+        self._commits.add_starting(self.queue.start(time.monotonic()))
         for partition_id in self.queue.take_drained():
             self._consumer.resume([TopicPartition(*partition_id)])
-
-    def _commit(self) -> bool:
-        """Commit the due changes; return False if the commit must be tried again."""
-        dirty = self.owned.list_changed()
-        if not dirty or not (self._starting or time.monotonic() >= self._commit_due):
-            return not self._starting
-        if self._contact.is_in_doubt:  # the commit of a client without a broker waits for its session timeout
-            return False
-        try:
-            with self.watch.measure("commit"):
-                self._commit_partitions(dirty)
-        except KafkaException as error:
-            cause: KafkaError = error.args[0]
-            if not (cause.retriable() or cause.code() in AWAY_ERRORS or cause.code() in MEMBERSHIP_MOVES):
-                raise translate_error(error, f"committing for group {self._member.group}") from error
-            self._pauses.begin(
-                "commit", f"Kafka did not accept the commit of started and finished tasks ({cause.str()})"
-            )
-            return False
-        self._pauses.end("commit")
-        self._commit_due = time.monotonic() + COMMIT_EVERY_S
-        return True
-
-    def _commit_partitions(self, partition_ids: list[PartitionId]) -> None:
-        reach("rollout.committing")
-        refuse_errors(self._consumer.commit(offsets=self._list_offsets(partition_ids), asynchronous=False) or [])
-        reach("rollout.committed")
-        self.owned.note_committed(partition_ids)
-
-    def _list_offsets(self, partition_ids: list[PartitionId]) -> list[TopicPartition]:
-        return [TopicPartition(*commit) for commit in self.owned.list_commits(partition_ids)]
-
-    def _hand_over(self) -> None:
-        starting, self._starting = self._starting, []
-        for started in starting:
-            self._on_start(started)
-
-
-def _report_lost(why: str, partition_ids: Iterable[PartitionId]) -> None:
-    log.warning("commit.lost", why=why, partitions=_name_partitions(partition_ids))
 
 
 def _partitions_of(partitions: Iterable[TopicPartition]) -> frozenset[PartitionId]:
     return frozenset((tp.topic, tp.partition) for tp in partitions)
 
 
-def _name_partitions(partition_ids: Iterable[PartitionId]) -> list[str]:
-    return [f"{topic}[{partition}]" for topic, partition in sorted(partition_ids)]
+def _name_all(partition_ids: Iterable[PartitionId]) -> list[str]:
+    return [name_partition(one) for one in sorted(partition_ids)]

@@ -460,13 +460,13 @@ def test_a_worker_plays_a_task_waits_or_buries_it(fuzz: Fuzz, intake: TaskIntake
     def check(message: Message) -> None:
         intake.owned.disown({partition_id})
         intake.queue.remove({partition_id})
-        intake._starting = []
+        intake._commits._starting = []
         intake.owned.own(partition_id, 0, "")
         if intake.owned.receive(message):
             intake._receive(message)
         intake._start()
-        assert len(intake.queue) + len(intake._starting) == 1
-        for started in intake._starting:
+        assert len(intake.queue) + len(intake._commits._starting) == 1
+        for started in intake._commits._starting:
             if started.task is None:
                 assert isinstance(
                     fits(build_dead_letter(RUN.topics, "run-1", "rollout", message, started.refusal)), DeadLetter

@@ -23,7 +23,7 @@ from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
-from headrace.ops.audit.report import audit
+from headrace.ops.audit.report import report
 from headrace.ops.dead_letters.listing import read_dead_letters
 from headrace.ops.dead_letters.redrive import redrive
 from headrace.ops.plain_json import plain
@@ -158,4 +158,4 @@ def test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_
         writer.commit()
     assert set(trained(run).values()) == {1}
     assert trained(run).total() == 4
-    assert audit(run, drained=False).doubled == 0
+    assert report(run, use_store=False).doubled == 0

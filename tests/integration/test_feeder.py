@@ -31,7 +31,7 @@ from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.run import Run, join, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
-from headrace.ops.audit.report import audit, report
+from headrace.ops.audit.report import report
 from headrace.ops.plain_json import plain
 from headrace.producers.feed.feeder import Feeder, open_feeder
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
@@ -223,7 +223,7 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
             # no commit: a successor takes over while the transaction is open
             feed_until(run, full)
             assert numbers(run) == list(range(abandoned))
-    assert audit(run, drained=False).policies["solver"].issued == QUOTA + 12
+    assert report(run, use_store=False).policies["solver"].issued == QUOTA + 12
 
 
 @pytest.mark.rollout
@@ -295,7 +295,7 @@ def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tas
     assert [(task.number, task.attempt) for task in again] == [(7, 1)]
     assert (again[0].payload, again[0].seed) == (before[7].payload, before[7].seed)
     assert {task.number for _, task in left} == {7, 8}  # 0 to 6 were deleted; 8 followed the drop of 6
-    assert audit(run, drained=False).policies["solver"].issued == QUOTA + 1
+    assert report(run, use_store=False).policies["solver"].issued == QUOTA + 1
 
 
 @pytest.mark.rollout
@@ -344,7 +344,7 @@ def test_a_number_that_stays_without_an_answer_ends_as_a_dead_letter(make: Calla
     attempts = [(task.number, task.attempt) for _, task in tasks(run) if task.attempt]
     assert max(attempts) == (7, MOST_ATTEMPTS - 1)
     assert codec.decode(letters[0].value, Task).attempt == MOST_ATTEMPTS - 1, "it can be sent back"
-    assert audit(run, drained=False).policies["solver"].dead == 1
+    assert report(run, use_store=False).policies["solver"].dead == 1
 
 
 @pytest.mark.rollout
@@ -371,7 +371,7 @@ def test_what_cannot_be_read_becomes_one_dead_letter_and_concludes_its_number(ma
         (3, "undecodable", "feed"),
         (4, "other_run", "feed"),
     ]
-    assert audit(run, drained=False).policies["solver"].dead == 2
+    assert report(run, use_store=False).policies["solver"].dead == 2
 
 
 @pytest.mark.rollout

@@ -27,7 +27,7 @@ from headrace.infra.process.signals import begin_attempts
 from headrace.infra.run.run import STORE_NAME, Run, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
-from headrace.ops.audit.report import audit
+from headrace.ops.audit.report import report
 from headrace.ops.dead_letters.listing import listing, read_detail
 from headrace.ops.dead_letters.redrive import redrive
 from headrace.ops.plain_json import plain
@@ -166,7 +166,7 @@ def test_a_group_whose_object_was_missing_is_sent_back_after_the_fix_and_is_trai
         again = plain(redrive(run, [letter["offset"]], None))
         assert (again["redriven"], again["already"]) == ([], [letter["offset"]])
         until(lambda: 1 in open_numbers(pacing()), "the number is open again")
-        assert audit(run, drained=False).policies["solver"].in_flight > 0
+        assert report(run, use_store=False).policies["solver"].in_flight > 0
         with curating(run, "1"):
             until(lambda: kept(run) == [0, 1, 2, 3], "the group that was sent back")
         groups = tuple(GroupUse("sums", number) for number in range(4))

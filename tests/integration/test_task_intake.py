@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from headrace.infra.kafka.clients import open_consumer
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
-from headrace.producers.rollout import task_intake
+from headrace.producers.rollout import task_commits, task_intake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.started_task import StartedTask
@@ -106,7 +106,7 @@ def test_a_worker_commits_what_it_gives_up_before_the_next_owner_asks(
     bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(bootstrap, store, tiny_recipe(run_name, kafka={"partitions": 2}))
-    monkeypatch.setattr(task_intake, "COMMIT_EVERY_S", 1e6)  # so ends are committed only with starts, or when leaving
+    monkeypatch.setattr(task_commits, "COMMIT_EVERY_S", 1e6)  # so ends are committed only with starts, or when leaving
     monkeypatch.setattr(task_intake, "LEAVE_S", 60.0)
     first_started: list[StartedTask] = []
     second_started: list[StartedTask] = []

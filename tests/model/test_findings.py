@@ -81,7 +81,7 @@ def reissue_what_workers_passed(patch: pytest.MonkeyPatch) -> None:
 
 def begin_again_at_zero(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        clients, "Consumer", lambda config, **more: Consumer({**config, "auto.offset.reset": "earliest"}, **more)
+        clients, "WatchedConsumer", lambda config, **more: Consumer({**config, "auto.offset.reset": "earliest"}, **more)
     )
 
 

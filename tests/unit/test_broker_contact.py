@@ -53,7 +53,7 @@ def client() -> Client:
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> Client:
     found = Client()
-    monkeypatch.setattr(broker_contact, "get_admin", lambda _: found)
+    monkeypatch.setattr(clients, "get_admin", lambda _: found)
     return found
 
 
@@ -100,7 +100,7 @@ def test_a_cluster_that_nobody_reaches_is_waited_for(
     client: Client, other: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[bool] = []
-    monkeypatch.setattr(broker_contact, "forget_admins", lambda: forgotten.append(True))
+    monkeypatch.setattr(clients, "forget_admins", lambda: forgotten.append(True))
     contact = BrokerContact(client, NOWHERE)
     client.fault = other.fault = NO_BROKER
     assert not any(contact.has_lost_brokers() for _ in range(5))

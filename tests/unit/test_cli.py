@@ -105,6 +105,18 @@ def test_an_empty_value_is_refused_by_the_word_before_it(capsys: pytest.CaptureF
     assert "empty" not in refused(capsys, "try", "no-such", "--answer", "", "--answer=")[1]
 
 
+def test_an_option_before_a_command_of_weights_counts_or_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    empty, out = tmp_path / "empty", str(tmp_path / "out")
+    for words in (("--data", str(empty), "export", out), ("export", out, "--data", str(empty))):
+        assert f"{empty} holds no run" in refused(capsys, "weights", *words)[1]
+    assert refused(capsys, "weights", "--data", str(empty), "verify", out) == (
+        2,
+        "error: `headrace weights verify` reads folders and no run, so it takes no --data\n",
+    )
+
+
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     code = (
         "import sys, headrace.app.cli.main\ntry: headrace.app.cli.main.main(['--help'])\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.infra.kafka import broker_contact
+from headrace.infra.kafka import broker_contact, clients
 from headrace.infra.kafka.clients import Connection, Message
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run import group_consumer
@@ -90,7 +90,7 @@ def lost_member(monkeypatch: pytest.MonkeyPatch) -> GroupConsumer:
         committed=find_none,
     )
     monkeypatch.setattr(group_consumer, "open_consumer", lambda *_: kafka)
-    monkeypatch.setattr(broker_contact, "get_admin", lambda _: SimpleNamespace(list_topics=lambda **_: ANSWER))
+    monkeypatch.setattr(clients, "get_admin", lambda _: SimpleNamespace(list_topics=lambda **_: ANSWER))
     monkeypatch.setattr(broker_contact, "LOOK_EVERY_S", 0.0)
     return GroupConsumer(Membership(Connection("k:1"), "curate.p", "r", "g", ("in",), "state"), lambda _: Counting())
 

@@ -33,8 +33,10 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Rollout
 from headrace.infra.run.run import Run
 from headrace.infra.run.up_lease import Holder
+from headrace.ops.figures.summary import AUDIT_OPEN, NO_VERDICT, AuditVerdict
 from headrace.ops.recipe_check import check_names
 
+CLOSES = AuditVerdict(ok=True, lost=0, doubled=0)
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 
 
@@ -355,7 +357,7 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="", run_id="run-1"))
     monkeypatch.setattr(launcher, "join", lambda _: None)
-    monkeypatch.setattr(launch, "_summarize", lambda _, rest: summarized.append(rest) or True)
+    monkeypatch.setattr(launch, "_summarize", lambda _, rest: summarized.append(rest) or CLOSES)
     monkeypatch.setattr(launch, "_start_components", lambda: None)
     monkeypatch.setattr(launch, "_supervisor", SimpleNamespace(states=dict, stop=lambda _: None))
     monkeypatch.setattr(launch, "_turn_until_drained", lambda *_: None)
@@ -370,9 +372,16 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     assert ("give the same command again" in said.getvalue()) is bool(told)
 
 
-@pytest.mark.parametrize(("closes", "code"), [(True, 0), (False, launcher.AUDIT_OPEN)])
+@pytest.mark.parametrize(
+    ("verdict", "code", "told"),
+    [
+        (CLOSES, 0, ""),
+        (AuditVerdict(False, 0, 0, ("an object is lost",)), AUDIT_OPEN, "does not close"),
+        (AuditVerdict(False, 0, 0, (), "the store is away"), NO_VERDICT, "has no verdict"),
+    ],
+)
 def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closes: bool, code: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: AuditVerdict, code: int, told: str
 ) -> None:
     request = UpRequest(load_recipe("arithmetic", ["kafka.bootstrap=127.0.0.1:1"]), tmp_path, plain=True)
     notes = RunNotes(run="arithmetic", bootstrap="127.0.0.1:1", embedded_kafka=False, finished=True)
@@ -385,10 +394,11 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
     monkeypatch.setattr(launch, "_record_state", lambda *_given, **_more: None)
     monkeypatch.setattr(launcher, "join", lambda _: None)
-    monkeypatch.setattr(launch, "_summarize", lambda _, rest: closes and not rest)
+    monkeypatch.setattr(launch, "_summarize", lambda _, rest: verdict)
 
     assert launch.run() == code
-    assert ("does not close" in said.getvalue()) is not closes
+    assert told in said.getvalue()
+    assert ("the audit of this run" in said.getvalue()) is bool(told)
 
 
 def test_the_last_page_is_shown_even_if_its_summary_cannot_be_written(

@@ -36,7 +36,7 @@ class Refused:
 
 def test_a_reader_stays_under_the_prefix_of_its_run_and_names_what_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Refused] = []
-    monkeypatch.setattr(clients, "Consumer", lambda config: made.append(Refused(config)) or made[-1])
+    monkeypatch.setattr(clients, "WatchedConsumer", lambda config: made.append(Refused(config)) or made[-1])
     reader = TopicReader(Connection("k:1"), {("a-run.recipe", 0): 0, ("a-run.state", 0): 0}, "page")
     assert made[0].config["group.id"].startswith("a-run.")
     with pytest.raises(KafkaRefused, match=r"^reading a-run\.recipe, a-run\.state: Kafka answers GROUP_AUTHORIZATION"):

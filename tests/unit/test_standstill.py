@@ -32,6 +32,7 @@ from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, Gro
 
 NOW = 1_700_000_000_000
 RECIPE = sums_recipe(trainer={"steps": 9, "groups_per_batch": 4})
+TASKS = RECIPE.topics.tasks("sums")
 TRAJECTORIES, CURATED = RECIPE.topics.trajectories("solver"), RECIPE.topics.curated("solver")
 MADE = {0: NOW - 130_000, 1: NOW - 125_000, 2: NOW - 120_000}
 """The third version but one is two minutes old, where one takes five seconds."""
@@ -107,6 +108,7 @@ def test_nothing_is_said_of_a_policy_that_no_workflow_plays() -> None:
 def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what_to_do() -> None:
     seen = replace(ROLLING, updated_ms=NOW - 60_000)
     behind = WorkerStatus(worker="a", workflow="sums", state="behind", detail="served at version 1", updated_ms=NOW)
+    hanging = replace(ROLLING, episodes_running=0, detail="commit: no answer from Kafka for 9 s")
     warming = WorkerStatus(worker="train-solver", state="warming up", detail="reward 0.1", updated_ms=NOW - 600_000)
     silent = (Silence("the broker (process 7)", NOW - 60_000, "kill it"),)
     dead, there = ChildState("waiting", None, 3, 1), ChildState("running", 7, 1, None)
@@ -133,6 +135,16 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
             "no worker is alive; the last was seen at 22:12:20 UTC; process 7 of rollout-sums-0 exists, but may be",
         ),
         ("waiting", said(behind), "no worker plays: a is behind (served at version 1)"),
+        (
+            "waiting",
+            said(hanging, lag={CURATED: 4}),
+            "rollout-sums-0 is rolling (commit: no answer from Kafka for 9 s)",
+        ),
+        (
+            "waiting",
+            said(replace(ROLLING, episodes_running=0), lag={TASKS: 67, CURATED: 4}),
+            "no worker plays: rollout-sums-0 is rolling (plays no episode, although tasks wait)",
+        ),
         (
             "dropped",
             said(ROLLING, groups=discarded(10)),

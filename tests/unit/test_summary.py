@@ -18,11 +18,11 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops import discards
-from headrace.ops.audit.results import Audit
 from headrace.ops.discards import BeforeEnd, Bias, PolicyDiscards, TrainedGroups
 from headrace.ops.figures import summary as summaries
 from headrace.ops.figures.run_figures import RewardPoint
 from headrace.ops.figures.summary import (
+    AuditVerdict,
     FeedSettings,
     Summary,
     compute_lengths,
@@ -131,7 +131,13 @@ def messages(run: Run, issued: int = 20) -> list[Message]:
 
 
 def summary_of(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, issued: int = 20, *, lost: int = 0, sets: Sequence[str] = ()
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    issued: int = 20,
+    *,
+    lost: int = 0,
+    unchecked: str = "",
+    sets: Sequence[str] = (),
 ) -> Summary:
     """Summarize 20 concluded groups; of what is in flight the whole audit says that so many are lost."""
     run = run_of(sets=sets)
@@ -140,17 +146,13 @@ def summary_of(
         asked = set(topics)
         return [message for message in messages(run, issued) if message.topic in asked]
 
-    def audited(_run: Run, *, drained: bool) -> Audit:
-        assert drained
-        return Audit(ok=issued == 20, lost=issued - 20, doubled=0, policies={})
-
-    def report(_run: Run, *, rests: bool, use_store: bool) -> Audit:
-        assert (rests, use_store) == (True, False)
-        return Audit(ok=not lost, lost=lost, doubled=0, policies={})
+    def report(_run: Run, *, rests: bool) -> AuditVerdict:
+        assert rests
+        problems = (f"{lost} groups are lost",) if lost else ()
+        return AuditVerdict(not problems and not unchecked, lost, 0, problems, unchecked)
 
     monkeypatch.setattr(summaries, "read_all", read)
     monkeypatch.setattr(discards, "read_all", read)
-    monkeypatch.setattr(summaries, "audit", audited)
     monkeypatch.setattr(summaries, "report", report)
     rest = f"{issued - 20} groups are still in flight" if issued > 20 else ""
     return summarize(run, Effort(12.34, CPU), DataFolder(folder), rest)
@@ -170,7 +172,7 @@ def test_a_summary_says_what_came_of_the_run(found: Summary) -> None:
     assert (summary["eval_first"], summary["eval_last"]) == (None, 0.25)
     groups = {"issued": 20, "trained": 10, "discarded": {"zero_variance": 10}, "dead": 0, "in_flight": 0}
     assert summary["groups"] == groups
-    assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0, "problems": [], "unchecked": ""}
     assert (summary["log_share"], summary["log_cpu_share"]) == pytest.approx((2 / 10, 0.2))
     assert (summary["samples_per_s"], summary["tokens_per_s"]) == pytest.approx((40 / 12.34, 200 / 12.34), abs=0.05)
     assert (summary["tokens"], summary["wasted_tokens"]) == (250, 50), "200 came to a curator, the worker knew of 20"
@@ -189,6 +191,10 @@ def test_groups_in_flight_at_the_end_are_lost_only_where_the_whole_audit_says_so
     gone = summary_of(monkeypatch, tmp_path, 24, lost=4)
     assert (gone.audit.ok, gone.audit.lost, gone.rest) == (False, 4, "")
     assert "does not close: groups lost: 4, groups doubled: 0" in shown(gone)
+    assert "4 groups are lost" in shown(gone)
+    away = summary_of(monkeypatch, tmp_path, 20, unchecked="the store is away")
+    assert not away.audit.ok
+    assert "no verdict: the store is away" in shown(away)
 
 
 def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:

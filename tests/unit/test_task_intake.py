@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from headrace.infra.kafka import broker_contact
+from headrace.infra.kafka import broker_contact, clients
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.process.signals import MustRestart
-from headrace.producers.rollout import task_intake
+from headrace.producers.rollout import task_commits, task_intake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.slots import Reservation, Slots
 from headrace.producers.rollout.started_task import StartedTask
@@ -58,8 +58,8 @@ class Raw:
 class Consumer:
     """One member that is given everything at its first poll."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
+    def __init__(self, broker: Broker, on_commit: Callable[..., None] = lambda *_: None) -> None:
+        self.broker, self.on_commit = broker, on_commit
         self.next: dict[PartitionId, int] = {}
 
     def subscribe(self, _topics: list[str], on_assign: Callable[..., None], **_: Any) -> None:
@@ -85,9 +85,10 @@ class Consumer:
         }
         return [TopicPartition(tp.topic, tp.partition, *known[tp.topic, tp.partition]) for tp in asked]
 
-    def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+    def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous, "the thread that polls waits for no answer"
         self.broker.committed |= {(tp.topic, tp.partition): (tp.offset, tp.metadata or "") for tp in offsets}
-        return offsets
+        self.on_commit(None, offsets)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         self.next |= {(tp.topic, tp.partition): max(tp.offset, 0) for tp in partitions}
@@ -145,8 +146,8 @@ class Workers:
         running: dict[int, tuple[StartedTask, int]] = {}
         gate = Gate(self.room)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(task_intake, "open_consumer", lambda *_, **__: Consumer(self.broker))
-            patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
+            patch.setattr(task_intake, "open_consumer", lambda *_, **given: Consumer(self.broker, given["on_commit"]))
+            patch.setattr(task_commits, "COMMIT_EVERY_S", 0.0)
             member = Subscription(Connection("nowhere"), "w", "g", (TOPIC,), "r")
             started: list[StartedTask] = []
             intake = self.intake = TaskIntake(member, gate, started.append, lambda _: None, Pauses())
@@ -298,11 +299,11 @@ def test_a_dead_broker_holds_nobody_up_who_leaves() -> None:
     workers.live(turns=3)
     intake = workers.intake
     assert intake is not None
-    consumer = cast("Consumer", intake._consumer)
+    consumer, sent = cast("Consumer", intake._consumer), list[list[TopicPartition]]()
 
-    def commit(offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+    def commit(offsets: list[TopicPartition], asynchronous: bool) -> None:
         assert asynchronous or release.wait(10), "librdkafka waits long"
-        return []
+        sent.append(offsets)
 
     def close() -> None:
         assert intake is not None
@@ -315,7 +316,7 @@ def test_a_dead_broker_holds_nobody_up_who_leaves() -> None:
         patch.setattr(task_intake, "LEAVE_S", 0.5)
         intake._on_revoke(cast("Any", consumer), [TopicPartition(TOPIC, 0)])
         assert (TOPIC, 0) not in intake.owned
-        intake._on_commit(None, [TopicPartition(TOPIC, 0)])
+        intake._commits.on_commit(None, sent.pop())
         intake._over.set()
         intake.start()
         intake.stop()
@@ -353,24 +354,65 @@ def test_a_worker_that_leaves_commits_before_rebalances_that_wait_and_asks_nothi
     assert seen == [[0, 1], "close"]
 
 
-def test_a_last_commit_that_kafka_does_not_accept_is_reported() -> None:
-    taken, refused = TopicPartition(TOPIC, 0, 5), SimpleNamespace(topic=TOPIC, partition=1, error=STALE)
-
-    def commit(offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
-        raise KafkaException(STALE)
-
+def test_a_last_commit_that_kafka_does_not_accept_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(broker(2), frozenset(), {}, room=1)
     workers.live()
     assert workers.intake is not None
-    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
-        workers.intake._on_commit(None, [taken])
-        workers.intake._on_commit(STALE, [taken])
-        workers.intake._on_commit(None, [taken, cast("Any", refused)])
-        patch.setattr(workers.intake._consumer, "commit", commit)
-        workers.intake._on_revoke(workers.intake._consumer, [taken])
+    commits, consumer = workers.intake._commits, cast("Any", workers.intake._consumer)
+    zero, one = (TOPIC, 0), (TOPIC, 1)
+    sent: list[list[TopicPartition]] = []
+    monkeypatch.setattr(consumer, "commit", lambda offsets, asynchronous: sent.append(offsets))
+    with capture_logs() as logs:
+        for partition_ids in ([zero], [zero], [zero, one]):
+            commits.send_last(consumer, partition_ids)
+        taken, refused, partly = sent
+        commits.on_commit(None, taken)
+        commits.on_commit(STALE, refused)
+        commits.on_commit(None, [partly[0], cast("Any", answer_of(partly[1], STALE))])
+        monkeypatch.setattr(consumer, "commit", refuse)
+        workers.intake._on_revoke(consumer, [TopicPartition(*zero)])
     lost = [(line["why"], line["partitions"]) for line in logs if line["event"] == "commit.lost"]
-    zero, one = f"{TOPIC}[0]", f"{TOPIC}[1]"
-    assert lost == [(STALE.str(), [zero]), (STALE.str(), [one]), (STALE.str(), [zero])]
+    names = [f"{TOPIC}[0]", f"{TOPIC}[1]"]
+    assert lost == [(STALE.str(), names[:1]), (STALE.str(), names), (STALE.str(), names[:1])]
+    assert not commits.unanswered
+
+
+def refuse(offsets: list[TopicPartition], asynchronous: bool) -> None:
+    raise KafkaException(STALE)
+
+
+def answer_of(tp: TopicPartition, error: KafkaError) -> SimpleNamespace:
+    return SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=tp.offset, error=error)
+
+
+def test_a_commit_without_an_answer_stops_no_poll_is_named_and_starts_nothing_until_kafka_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a freeze of the broker the answer comes only in a poll, behind the loss of all partitions."""
+    made = broker(4)
+    sent: list[list[TopicPartition]] = []
+    monkeypatch.setattr(Consumer, "commit", lambda _, offsets, asynchronous: sent.append(offsets))
+    workers = Workers(made, frozenset(), {}, room=8)
+    assert workers.live(turns=5)
+    intake = workers.intake
+    assert intake is not None
+    commits, consumer = intake._commits, cast("Any", intake._consumer)
+    assert (len(sent), workers.handed) == (1, []), "one commit at a time, and no task before its answer"
+    monkeypatch.setattr(task_commits, "SLOW_ANSWER_S", 0.0)
+    intake.turn()
+    assert "no answer from Kafka for 0 s" in commits._pauses.detail
+
+    partitions = [TopicPartition(*partition_id) for partition_id in made.logs]
+    intake._on_lost(consumer, partitions)
+    commits.on_commit(STALE, sent[0])
+    intake._on_assign(consumer, partitions)
+    intake.turn()
+    commits.on_commit(None, sent[1])
+    handed: list[StartedTask] = []
+    monkeypatch.setattr(intake, "_on_start", handed.append)
+    intake.turn()
+    assert sorted(one.task.number for one in handed if one.task) == [0, 1, 2, 3]
+    assert not commits._pauses.detail
 
 
 def test_an_intake_whose_client_has_lost_every_broker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,12 +425,12 @@ def test_an_intake_whose_client_has_lost_every_broker_says_so(monkeypatch: pytes
 
     answer = SimpleNamespace(brokers={1: "a broker"})
     monkeypatch.setattr(task_intake, "open_consumer", lambda *_, **__: Lost(Broker({})))
-    monkeypatch.setattr(broker_contact, "get_admin", lambda _: SimpleNamespace(list_topics=lambda **_: answer))
+    monkeypatch.setattr(clients, "get_admin", lambda _: SimpleNamespace(list_topics=lambda **_: answer))
     monkeypatch.setattr(broker_contact, "LOOK_EVERY_S", 0.0)
     member = Subscription(Connection("k:1"), "w", "g", (TOPIC,), "r")
     intake = TaskIntake(member, cast(Any, None), lambda _: None, lambda _: None, Pauses())
     monkeypatch.setattr(intake.owned, "list_changed", lambda: [(TOPIC, 0)])
-    monkeypatch.setattr(intake, "_commit_partitions", lambda _: pytest.fail("the commit would wait for a broker"))
+    monkeypatch.setattr(intake._consumer, "commit", lambda **_: pytest.fail("the commit would wait for a broker"))
     intake.run()
     assert isinstance(intake.error, MustRestart)
     assert "the Kafka client has lost every broker" in str(intake.error)

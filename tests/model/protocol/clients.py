@@ -139,6 +139,9 @@ class Consumer:
                 raise KafkaException(refused) from error
             assert self._on_commit is not None
             self._on_commit(refused, offsets)
+        else:
+            if asynchronous and self._on_commit is not None:
+                self._on_commit(None, offsets)
         return []
 
     # ------------------------------------------------------------------------------------------------------- records

@@ -16,7 +16,7 @@ from headrace.infra.kafka import clients, cluster_topics, group_offsets, run_loo
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run import group_consumer, revisions
 from headrace.ops import swap
-from headrace.producers.rollout import task_intake
+from headrace.producers.rollout import task_commits, task_intake
 from headrace.schemas import codec, ids
 from headrace.trainers import start, trainer
 from headrace.trainers.versions import resume
@@ -59,7 +59,7 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ids, "time", SimpleNamespace(time_ns=lambda: int(now() * 1e9)))
     patch.setattr(Recipe, "from_json", _recipe)
     # the log
-    patch.setattr(clients, "Consumer", Consumer)
+    patch.setattr(clients, "WatchedConsumer", Consumer)
     patch.setattr(clients, "get_admin", lambda _cluster: Admin())
     patch.setattr(topic_offsets, "get_admin", lambda _cluster: Admin())
     for module in (topic_reader, group_consumer, task_intake):
@@ -70,7 +70,7 @@ def replace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(topic_offsets, "_fetch_offsets", offsets)
     patch.setattr(topic_reader.TopicReader, "_read_while", follow)
     patch.setattr(topic_reader, "SETTLING_S", -1.0)
-    patch.setattr(task_intake, "COMMIT_EVERY_S", 0.0)
+    patch.setattr(task_commits, "COMMIT_EVERY_S", 0.0)
     patch.setattr(run_loop, "reach", lambda _name: None)
     patch.setattr(codec, "schema_texts", dict)  # there is one build
     # commands
