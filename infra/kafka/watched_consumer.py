@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
 
 from headrace.infra.kafka.call_watch import CallWatch
 
@@ -14,7 +14,7 @@ CALLS = CallWatch("clients")
 
 
 class WatchedConsumer(Consumer):
-    """A consumer whose calls that wait for a broker end this process if they hang although Kafka answers others."""
+    """A consumer whose calls without a timeout end this process if they hang although Kafka answers others."""
 
     has_to_wait: Callable[[], bool]
     """Whether Kafka answers nobody at present."""
@@ -23,11 +23,6 @@ class WatchedConsumer(Consumer):
         """Leave the group and close."""
         with CALLS.watch("closing a Kafka consumer", self.has_to_wait):
             super().close()
-
-    def committed(self, *args: Any, **kwargs: Any) -> list[TopicPartition]:
-        """Return committed offsets."""
-        with CALLS.watch("asking Kafka for committed offsets", self.has_to_wait):
-            return super().committed(*args, **kwargs)
 
     def seek(self, *args: Any, **kwargs: Any) -> None:
         """Seek to an offset."""

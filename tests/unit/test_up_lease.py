@@ -37,7 +37,7 @@ class Group:
         assert request_timeout <= 5, "an answer that does not come is asked for again in time"
         self.asked += names
         described = SimpleNamespace(members=[SimpleNamespace(client_id=one) for one in self.members])
-        return {name: SimpleNamespace(result=lambda: described) for name in names}
+        return {name: SimpleNamespace(result=lambda _timeout_s: described) for name in names}
 
     def open_member(self, connection: Connection, _name: str, _group: str) -> Any:
         """Return a consumer, which becomes a member by polling."""
