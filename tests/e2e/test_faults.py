@@ -120,7 +120,7 @@ def test_two_tasks_that_kill_their_workers_are_found_under_the_supervisor_and_th
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(summary.read_text())
-    assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0, "problems": [], "unchecked": ""}
     assert told["versions"] == 2
     assert told["groups"]["discarded"]["poison"] == 2
     assert told["unnumbered_letters"] == {"poison": 2}, "the groups concluded the numbers, not the letters"

@@ -64,7 +64,7 @@ def test_the_summary_says_what_the_run_did(finished: Finished) -> None:
     assert summary.keys() >= KEYS
     assert summary["run"] == "arithmetic"
     assert summary["versions"] == VERSIONS
-    assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    assert summary["audit"] == {"ok": True, "lost": 0, "doubled": 0, "problems": [], "unchecked": ""}
     groups = summary["groups"]
     assert groups["issued"] == groups["trained"] + sum(groups["discarded"].values()) + groups["dead"]
     assert groups["trained"] == VERSIONS * 32

@@ -107,7 +107,7 @@ def test_plug_ins_beside_the_recipe_are_found_by_all_and_a_worker_with_another_s
     done = run(elsewhere, *up, "--set", f"trainer.steps={steps}", "--new-recipe", "--summary", summary)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(summary.read_text())
-    assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0}
+    assert told["audit"] == {"ok": True, "lost": 0, "doubled": 0, "problems": [], "unchecked": ""}
     assert told["versions"] == steps
     before, after = recorded(data)
     assert {name for name in after if after[name] != before[name]} == {"trainers"}

@@ -47,7 +47,7 @@ ALLOWED = {
 
 ACTS = """
 acknowledge add apply ask conclude delete extend fetch fold note raise receive refuse reopen revive
-run select settle shorten step stop summarize take try wait
+run select settle shorten step stop take try wait
 """
 """Verbs of functions that act, and return whether something came of it."""
 ASK_OTHERWISE = {
