@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
-from headrace.envs.data.rows import read_data_of
+from headrace.envs.data.rows import list_left_out_of, read_data_of
 from headrace.envs.identity import find_version, identify_environment
 from headrace.envs.registry import check_characters, check_first_problem, check_roles, load_environment, load_workflow
 from headrace.infra.embedded.data_folder import DataFolder
@@ -113,9 +113,10 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
     """Yield what `headrace doctor RECIPE` shows: every check, with its faults."""
     for what, check in CHECKS.items():
         faults = check(asked)
-        detail = f"\n{' ' * 20}".join(f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults)
-        if not faults and what == WORKFLOWS:
-            detail = "; ".join(_describe_sizes(asked))
+        lines = [f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults]
+        if what == WORKFLOWS:
+            lines = [*_describe_sizes(asked), *lines]
+        detail = f"\n{' ' * 20}".join(lines)
         yield Finding(what, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
 
 
@@ -191,6 +192,7 @@ def _check_workflows(asked: Asked) -> list[Fault]:
             read_data_of(environment)
             check_first_problem(environment)
             find_version(environment)
+            faults += [Fault(f"{where}{told}", is_doubt=True) for told in list_left_out_of(environment)]
             asked.environments[name] = environment
         if name not in asked.environments:
             continue
