@@ -17,6 +17,7 @@ import structlog
 
 from headrace.envs.contract import Actor, Generation, Problem, SamplingOptions, check_tools, tool_name
 from headrace.envs.messages import Message, Prompt, as_messages, check_messages
+from headrace.envs.thoughts import decode_completion, is_within_thought
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall, parse_tool_calls
 from headrace.envs.transcript import Transcript
 from headrace.schemas import records
@@ -113,8 +114,13 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """The newest answer without special tokens; empty if there was no room for one."""
-        return "" if self._last is None else self._actor.decode(self._last.ids)
+        """The newest answer without special tokens; empty if there was no room for one.
+
+        It begins with `<think>` if the prompt ends so and the answer does not end the thought.
+        """
+        if self._last is None:
+            return ""
+        return decode_completion(self._actor, self._last.ids, is_thinking=self._is_thinking)
 
     @property
     def tool_calls(self) -> list[ToolCall | InvalidToolCall]:
@@ -140,8 +146,9 @@ class Chat:
             self._last = None
             return Generation(records.no_ints(), records.no_floats(), (), "length")
         transcript = self._transcripts[-1]
-        self._is_thinking = (self._kept or "").rstrip().endswith("<think>")
-        self._last = self._open = await self._actor.generate(transcript.ids, **sampling)
+        ids = transcript.ids
+        self._is_thinking = is_within_thought(self._actor, ids)
+        self._last = self._open = await self._actor.generate(ids, **sampling)
         transcript.add_generation(self._last)
         return self._last
 

@@ -25,6 +25,7 @@ from headrace.envs.data.rows import TaskFileError
 from headrace.envs.data.scorers import build_scorer
 from headrace.envs.data.sources import Source
 from headrace.envs.data.split_rows import Numbers, compute_shares, hash_text, order_by_seed
+from headrace.envs.thoughts import read_answer
 from headrace.schemas.records import ReadData
 
 log = structlog.get_logger()
@@ -163,7 +164,7 @@ class Dataset:
         r"""Return a worked solution; if it has no box and the scorer needs one, the answer is appended in a box."""
         _, _, record = self._read_record("warm_start", index)
         solution = record.solution
-        if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(solution) is None:
+        if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(read_answer(solution)) is None:
             solution += f"\n\\boxed{{{record.answer}}}"
         return WorkedExample(self._layout.compose_prompt(record), solution, self._template_arguments)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.envs.contract import tool_name
+from headrace.envs.thoughts import read_answer
 
-_THOUGHT = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
@@ -47,10 +47,8 @@ def parse_tool_calls(
         in a truncated answer.
     """
     names = [tool_name(tool) for tool in tools]
-    text = f"<think>{text}" if is_thinking else text
-    begun = text.split("</think>", 1)  # if the prompt ends with <think>, the text begins inside the thoughts
-    said = begun[-1] if "<think>" not in begun[0] else text
-    return [_read_call(found[1], found[2], names) for found in _BLOCK.finditer(_THOUGHT.sub("", said))]
+    answer = read_answer(text, is_thinking=is_thinking)
+    return [_read_call(found[1], found[2], names) for found in _BLOCK.finditer(answer)]
 
 
 def _read_call(block: str, end: str, names: Sequence[str]) -> ToolCall | InvalidToolCall:

@@ -53,8 +53,8 @@ class Pool:
         why = [f"{self.doubles:,} {inflect(self.doubles, 'repeats', 'repeat')} the problem of an earlier {unit}"]
         if held_out:
             why.append(f"{held_out:,} {inflect(held_out, 'holds', 'hold')} a problem of held_out")
-        are = inflect(left_out, "is", "are")
-        return f"{self.source}: of {self.count:,} {unit}s {left_out:,} {are} left out: {', '.join(why[not self.doubles :])}"
+        counted = f"of {self.count:,} {unit}s {left_out:,} {inflect(left_out, 'is', 'are')} left out"
+        return f"{self.source}: {counted}: {', '.join(why[not self.doubles :])}"
 
 
 def read_pool(source: Source, layout: Layout) -> Pool:
