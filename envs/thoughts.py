@@ -23,17 +23,25 @@ _LAST_TOKENS = 16
 
 
 def read_answer(text: str, *, is_thinking: bool = False) -> str:
-    """Return a completion without its thoughts; one that is not ended, as in a cut completion, goes to the end.
+    """Return a completion without its thoughts; the arguments are those of `find_thoughts`."""
+    at, parts = 0, []
+    for begin, end in find_thoughts(text, is_thinking=is_thinking):
+        parts.append(text[at:begin])
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def find_thoughts(text: str, *, is_thinking: bool = False) -> list[tuple[int, int]]:
+    """Return where thoughts begin and end; one that is not ended, as in a cut completion, goes to the end.
 
     Args:
         text: The completion. If `</think>` comes before any `<think>`, it begins inside a thought: many chat templates
             end the prompt with `<think>`.
         is_thinking: Whether the prompt ends so. Without it, a thought that does not end cannot be told from an answer.
     """
-    before, end, after = text.partition(END)
-    if is_thinking or (end and BEGIN not in before):
-        text = after
-    return _THOUGHT.sub("", text)
+    before, end, _ = text.partition(END)
+    begun = len(before) + len(end) if is_thinking or (end and BEGIN not in before) else 0
+    return [*([(0, begun)] if begun else []), *(found.span() for found in _THOUGHT.finditer(text, begun))]
 
 
 def is_within_thought(actor: Actor, prompt: Sequence[int]) -> bool:
