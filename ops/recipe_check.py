@@ -6,7 +6,7 @@ A check is a function that returns all faults that it finds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
-from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Lora, Policy, Recipe, TrainerSettings
 from headrace.ops.device_check import find_device_faults, find_devices, probe_devices
 from headrace.ops.doctor import Finding
 from headrace.ops.faults import Fault, collect_faults, refuse
@@ -196,12 +196,20 @@ def _check_workflows(asked: Asked) -> list[Fault]:
             asked.environments[name] = environment
         if name not in asked.environments:
             continue
-        for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
-            with collect_faults(faults, where):
-                check_characters(environment, policy, recipe.policies[policy].alphabet)
-                check_prompts_fit(environment, policy, recipe.policies[policy])
-                check_template_takes_prompt(environment, policy, recipe.policies[policy])
+        for policy in recipe.policies_of(name):
+            faults += _check_prompts(environment, policy, recipe.policies[policy], workflow.workflow, where)
     return faults
+
+
+def _check_prompts(environment: Environment, name: str, policy: Policy, workflow: str, where: str) -> list[Fault]:
+    """Check that a policy can read an environment's prompts; another workflow may give it other prompts."""
+    faults: list[Fault] = []
+    with collect_faults(faults, where):
+        if workflow == SINGLE_TURN:
+            check_characters(environment, name, policy.alphabet)
+            check_prompts_fit(environment, name, policy)
+        check_template_takes_prompt(environment, name, policy)
+    return faults if workflow == SINGLE_TURN else [replace(fault, is_doubt=True) for fault in faults]
 
 
 def _check_feed(asked: Asked) -> list[Fault]:

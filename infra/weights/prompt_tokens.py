@@ -6,7 +6,8 @@ exactly once, also where a chat template writes them itself. A text that is adde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -25,14 +26,18 @@ def render_messages(
     Without a template the contents are joined, an EOS after each of the assistant, and tools raise NoChatTemplate.
     """
     if tokenizer.chat_template:
-        text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] or None,
-            tokenize=False,
-            add_generation_prompt=True,
-            **template_arguments,
-        )
-        return text
+
+        def render(given: Sequence[Mapping[str, Any]]) -> str:
+            text: str = tokenizer.apply_chat_template(
+                [dict(message) for message in given],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_arguments,
+            )
+            return text
+
+        return render_calls(render, messages)
     if tools:
         raise NoChatTemplate(
             "the tokenizer of this policy has no chat template, so it cannot show tools: describe them in the prompt, "
@@ -40,6 +45,32 @@ def render_messages(
         )
     end = {"assistant": tokenizer.eos_token or ""}
     return "".join(message["content"] + end.get(message["role"], "") for message in messages)
+
+
+def render_calls(render: Callable[[Sequence[Mapping[str, Any]]], str], messages: Sequence[Mapping[str, Any]]) -> str:
+    """Render messages with the arguments of tool calls as tables; for a template that adds them to a text, as JSON."""
+    try:
+        return render(messages)
+    except TypeError as error:
+        as_json = [_write_arguments(message) for message in messages]
+        if as_json == list(messages):
+            raise
+        try:
+            return render(as_json)
+        except TypeError:
+            raise error from None
+
+
+def _write_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def write(call: Any) -> Any:
+        if not isinstance(call, Mapping):
+            return call
+        if isinstance(arguments := call.get("arguments"), Mapping):
+            return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {**call, "function": write(call["function"])} if "function" in call else call
+
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [write(call) for call in calls]} if calls else message
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from chat_models import save_tokenizer
 from made_recipes import sums_recipe
 
 from headrace.envs.contract import GivesExamples, Split
@@ -273,6 +274,31 @@ def test_a_problem_may_be_messages_that_end_with_the_user(tmp_path: Path) -> Non
     assert env.problem("train", 0).prompt == ({"role": "system", "content": "Be polite."}, last)
 
 
+def called(arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "mul", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("{% for name, value in call.arguments | items %}{{ name }}: {{ value }}{% endfor %}", "a: 1"),
+        ("{{ call.arguments | tojson }}", '{"a": 1}'),
+        ("{{ '>' + call.arguments }}", '>{"a": 1}'),
+    ],
+)
+def test_arguments_of_calls_in_a_history_are_a_table_for_every_template(
+    tmp_path: Path, template: str, shown: str
+) -> None:
+    asked = {"role": "user", "content": "?"}
+    talks = [[called(given), asked] for given in ('{"a": 1}', {"a": 1})]
+    path = written(tmp_path / "a.jsonl", [{"problem": talk, "answer": 1} for talk in talks])
+    [problem] = listed(Dataset(1, path, held_out=0, instruction=""))
+    assert problem.prompt == (called({"a": 1}) | {"content": ""}, asked)
+    tokenizer = save_tokenizer(tmp_path, f"{{% set call = messages[0].tool_calls[0].function %}}{template}")
+    assert tokenizer.render(problem.prompt) == shown
+
+
 @pytest.mark.parametrize(
     ("talk", "why"),
     [
@@ -283,6 +309,10 @@ def test_a_problem_may_be_messages_that_end_with_the_user(tmp_path: Path) -> Non
         ([{"role": "user", "content": " "}], "must end with a message of the user"),
         ([{"role": "human", "content": "1?"}], r"`prompt`\[0\] must be a dict with a `role`"),
         (["1?"], "`prompt` must be a non-empty string"),
+        (
+            [called("{'a': 1}")],
+            r"`prompt`\[0\]\.tool_calls\[0\]\.function\.arguments must be a JSON object, but .* no JSON",
+        ),
         ([{"role": "user", "content": [{"type": "image"}]}], r"`prompt`\[0\]\.content\[0\] is of type image"),
         ([{"role": "system", "content": "a"}, {"role": "user", "content": "1?"}], "leave out the setting `system`"),
         ([], "`prompt` must be a non-empty string"),

@@ -36,7 +36,7 @@ def test_numbers_are_compared_within_a_tolerance() -> None:
 
 @pytest.mark.parametrize("scorer", ["exact", "numeric", {"use": "regex", "pattern": r"boxed\{(\d+)"}])
 def test_what_a_policy_only_thinks_is_no_answer(scorer: Any) -> None:
-    considered = (r"<think>maybe \boxed{12}", r"maybe \boxed{12}</think>It is 13.", r"<think>\boxed{12}</think>\boxed{1}")
+    considered = (r"<think>or \boxed{12}", r"or \boxed{12}</think>It is 13.", r"<think>\boxed{12}</think>\boxed{1}")
     assert rewards(scorer, "12", *considered, r"13?</think>It is \boxed{12}.") == [0, 0, 0, 1]
     assert Arithmetic(1).score(Problem("t", "p", "12"), considered[1]).reward == 0
 
