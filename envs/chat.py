@@ -8,6 +8,7 @@ whole rendering. No sampled token is encoded again in the sequence that trains i
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -85,6 +86,8 @@ class Chat:
         self._kept: str | None = None
         """Text of the newest sequence; None before the first one, and after only a text prompt."""
         self._last: Generation | None = None
+        self._is_full = False
+        """Whether the newest call of `generate` found no room."""
         self._is_thinking = False
         """Whether the prompt of the newest answer ends inside a thought."""
         self._open: Generation | None = None
@@ -139,12 +142,21 @@ class Chat:
         """Let the policy answer; `sampling` is as in `Actor.generate`.
 
         If the context is full, the generation has no token, its finish_reason is "length", and nothing is recorded.
-        Raises ChatError if the first prompt does not fit, or if the template does not show tools.
+        Raises ChatError if the next call finds no room either, if the first prompt does not fit, or if the template
+        does not show tools.
         """
         self._add_answer_message()
         if not await self._extend_sequences():
-            self._last = None
+            if self._is_full:
+                raise ChatError(
+                    f"the context of {self._actor.context} tokens is full, and the answer before was already without "
+                    'tokens: end the loop of turns when `generation.finish_reason == "length"`, or give the chat '
+                    'when_full="drop_oldest"'
+                )
+            self._last, self._is_full = None, True
+            await asyncio.sleep(0)  # a loop that does not look at the finish reason must not block the worker
             return Generation(records.no_ints(), records.no_floats(), (), "length")
+        self._is_full = False
         transcript = self._transcripts[-1]
         ids = transcript.ids
         self._is_thinking = is_within_thought(self._actor, ids)
