@@ -221,6 +221,14 @@ def _check_feed(asked: Asked) -> list[Fault]:
         faults.append(
             Fault("evaluate.stop_after needs evaluations, but evaluate.every is 0: set every, or remove stop_after")
         )
+    if recipe.evaluate.every and recipe.evaluate.played_samples < recipe.evaluate.samples:
+        faults.append(
+            Fault(
+                "evaluate.temperature is 0, so all samples of a problem are equal: each held-out problem is played "
+                f"once, not {recipe.evaluate.samples} times (evaluate.samples); for pass@k set a temperature above 0",
+                is_doubt=True,
+            )
+        )
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
         with collect_faults(faults):
             refuse_small_held_out(name, environment, recipe.evaluate.problems)

@@ -36,6 +36,9 @@ from headrace.ops.model_check import check_model_files, check_tokenizer
 from headrace.ops.prompt_check import check_template_takes_prompt
 from headrace.ops.recipe_check import Asked, _with_one_process, examine
 from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_memory_needs, measure_model
+from headrace.producers.feed.evaluation_schedule import Evaluation
+from headrace.producers.feed.planned import build_common_task, build_evaluation_task
+from headrace.schemas.ids import GroupId
 from headrace.trainers.start import build_first_model
 
 NO_GPU = SeenDevices(0, {"cuda": SeenDevice("Torch not compiled with CUDA enabled")})
@@ -202,6 +205,15 @@ def test_a_stop_by_evaluations_that_never_come_is_refused() -> None:
     never = sums_recipe(evaluate={"every": 0, "stop_after": 3})
     assert [one for one in sentences(never) if one.startswith("evaluate.stop_after needs evaluations")]
     assert not [one for one in sentences(sums_recipe(evaluate={"stop_after": 3})) if "stop_after" in one]
+
+
+def test_equal_greedy_answers_are_played_once_and_this_is_said() -> None:
+    for temperature, played in ((0, 1), (0.5, 4)):
+        recipe = sums_recipe(evaluate={"temperature": temperature, "samples": 4, "problems": 1})
+        doubts = [one for one in list_doubts(examine(Asked(recipe))) if "is played once, not 4 times" in one]
+        bare = build_common_task(recipe, "run", 0, GroupId("sums", 0), Problem("1", "1+1?"))
+        task = build_evaluation_task(recipe, bare, 0, Evaluation("sums", "solver", {"solver": 0}))
+        assert (len(doubts), task.n_asked) == (int(played == 1), played)
 
 
 def test_a_prompt_that_the_chat_template_refuses_is_told_in_the_words_of_the_template(folder: Path) -> None:
