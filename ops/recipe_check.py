@@ -205,8 +205,8 @@ def _check_prompts(environment: Environment, name: str, policy: Policy, workflow
     """Check that a policy can read an environment's prompts; another workflow may give it other prompts."""
     faults: list[Fault] = []
     with collect_faults(faults, where):
+        check_characters(environment, name, policy.alphabet)
         if workflow == SINGLE_TURN:
-            check_characters(environment, name, policy.alphabet)
             check_prompts_fit(environment, name, policy)
         check_template_takes_prompt(environment, name, policy)
     return faults if workflow == SINGLE_TURN else [replace(fault, is_doubt=True) for fault in faults]

@@ -15,6 +15,17 @@ class NoChatTemplate(ValueError):
     """Tools for a policy whose tokenizer cannot describe them in a prompt; the message says what to do."""
 
 
+class CannotEncode(ValueError):
+    """A text has a character for which a tokenizer has no token; the message names it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the tokenizer cannot encode {what}")
+
+
+SHOWN = 30
+"""Characters of a text to show before and after one that cannot be encoded."""
+
+
 def render_messages(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
@@ -90,9 +101,31 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode_plain(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of text as it is, no special token added."""
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    """Return the ids of text as it is, no special token added. Raises CannotEncode."""
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        what = _explain_missing(tokenizer, text) or f"{text!r:.60}: {type(error).__name__}: {error}"
+        raise CannotEncode(what) from error
     return ids
+
+
+def _explain_missing(tokenizer: Any, text: str) -> str:
+    """Return which characters of a text a character tokenizer lacks; empty for any other tokenizer."""
+    specials = {str(token) for token in tokenizer.all_special_tokens}
+    alphabet = tokenizer.get_vocab().keys() - specials
+    if any(len(token) > 1 for token in alphabet):
+        return ""
+    plain = text
+    for special in specials:
+        plain = plain.replace(special, "")
+    if not (missing := set(plain) - alphabet):
+        return ""
+    at = min(map(text.index, missing))
+    return (
+        f"{text[max(0, at - SHOWN) : at + SHOWN]!r}: its alphabet lacks {''.join(sorted(missing))!r}; add these "
+        f"characters to the policy's `alphabet` in the recipe. The first of them is at index {at} of the text"
+    )
 
 
 def find_start_tokens(tokenizer: Any, text: str, ids: list[int]) -> list[int]:
