@@ -88,8 +88,8 @@ class Chat:
         self._last: Generation | None = None
         self._is_full = False
         """Whether the newest call of `generate` found no room."""
-        self._is_thinking = False
-        """Whether the prompt of the newest answer ends inside a thought."""
+        self._asked: list[int] = []
+        """Tokens before the newest answer."""
         self._open: Generation | None = None
         """The newest answer, until it becomes a message."""
 
@@ -123,7 +123,7 @@ class Chat:
         """
         if self._last is None:
             return ""
-        return decode_completion(self._actor, self._last.ids, is_thinking=self._is_thinking)
+        return decode_completion(self._actor, self._last.ids, is_thinking=is_within_thought(self._actor, self._asked))
 
     @property
     def tool_calls(self) -> list[ToolCall | InvalidToolCall]:
@@ -131,7 +131,7 @@ class Chat:
         if self._last is None:
             return []
         text = self._actor.decode(self._last.ids, special_tokens=True)
-        return parse_tool_calls(text, self.tools, is_thinking=self._is_thinking)
+        return parse_tool_calls(text, self.tools, is_thinking=is_within_thought(self._actor, self._asked))
 
     def add(self, *messages: Message) -> None:
         """Append messages of a user, a tool or the system. Raises TypeError as the class does."""
@@ -158,9 +158,8 @@ class Chat:
             return Generation(records.no_ints(), records.no_floats(), (), "length")
         self._is_full = False
         transcript = self._transcripts[-1]
-        ids = transcript.ids
-        self._is_thinking = is_within_thought(self._actor, ids)
-        self._last = self._open = await self._actor.generate(ids, **sampling)
+        self._asked = transcript.ids
+        self._last = self._open = await self._actor.generate(self._asked, **sampling)
         transcript.add_generation(self._last)
         return self._last
 

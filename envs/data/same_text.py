@@ -33,5 +33,5 @@ def identify_prompt(prompt: Prompt) -> str:
         return canonicalise(prompt)
     messages = [{**message, "content": canonicalise(message["content"])} for message in prompt]
     if len(messages) == 1 and messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user":
-        return messages[0]["content"]
+        return canonicalise(prompt[0]["content"])
     return json.dumps(messages, sort_keys=True)
