@@ -35,6 +35,8 @@ _FRACTION_ARGUMENTS = re.compile(rf"\\frac{_ARGUMENT}{_ARGUMENT}")
 _ROOT_ARGUMENT = re.compile(r"\\sqrt\s*(?:(\[[^\[\]{}]*\])\s*)?([0-9a-zA-Z])")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
 _SCRIPT = re.compile(r"([\^_])\{([0-9a-zA-Z])\}")
+_NAMED = re.compile(r"([a-zA-Z](?:_[0-9a-zA-Z]|_\{[0-9a-zA-Z]+\})?|\\[a-zA-Z]+)=([^=]+)")
+"""A variable and its value, of a normalised answer: `x=5`, `x_1=5`, `\\theta=5`."""
 _VULGAR_FRACTION = re.compile(
     "[\N{VULGAR FRACTION ONE QUARTER}-\N{VULGAR FRACTION THREE QUARTERS}"
     "\N{VULGAR FRACTION ONE SEVENTH}-\N{VULGAR FRACTION SEVEN EIGHTHS}]"
@@ -161,8 +163,29 @@ def _brace_fraction(found: re.Match[str]) -> str:
     return f"\\frac{{{over}}}{{{under}}}"
 
 
+def drop_name(answer: str) -> str:
+    """Return the value in an answer that names its variable, as `5` in `x = 5`; other answers unchanged."""
+    return _split_name(answer)[1]
+
+
+def _split_name(answer: str) -> tuple[str, str]:
+    """Return the variable that an answer names, and its value."""
+    named = _NAMED.fullmatch(_keep_spaces_of_digits(answer)) if "=" in answer else None
+    return (named[1], named[2]) if named else ("", answer)
+
+
 def is_same_answer(given: str, gold: str) -> bool:
-    """Return whether two answers are equal: as exact numbers if both are numbers, else as normalised text."""
+    """Return whether two answers are equal: as exact numbers if both are numbers, else as normalised text.
+
+    An answer may name its variable (`x = 5`); if both do, the variables must be equal too.
+    """
+    (name, value), (other, wanted) = _split_name(given), _split_name(gold)
+    if name and other and name != other:
+        return False
+    return _is_same_value(value, wanted)
+
+
+def _is_same_value(given: str, gold: str) -> bool:
     left, right = parse_number(given), parse_number(gold)
     if left is not None and right is not None:
         return left == right

@@ -22,6 +22,7 @@ from fractions import Fraction
 from headrace.envs.answers import find_last_boxed, parse_number
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 from headrace.envs.permutation import Permutation
+from headrace.envs.thoughts import read_answer
 
 ALPHABET = string.ascii_lowercase + string.digits + "+-*/%=?(),\\{} "
 """Every character of prompts and worked examples, for a character tokenizer; the space is for workflows."""
@@ -157,7 +158,7 @@ class Arithmetic:
 
     def score(self, problem: Problem, text: str) -> Score:
         """Return reward 1 if the last box holds a number equal to the answer, else 0."""
-        boxed = find_last_boxed(text)
+        boxed = find_last_boxed(read_answer(text))
         value = None if boxed is None else parse_number(boxed)
         right = value is not None and value == Fraction(problem.answer)
         return Score(float(right), {"boxed": float(boxed is not None)})

@@ -8,6 +8,7 @@ whole rendering. No sampled token is encoded again in the sequence that trains i
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ import structlog
 
 from headrace.envs.contract import Actor, Generation, Problem, SamplingOptions, check_tools, tool_name
 from headrace.envs.messages import Message, Prompt, as_messages, check_messages
+from headrace.envs.thoughts import decode_completion, is_within_thought
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall, parse_tool_calls
 from headrace.envs.transcript import Transcript
 from headrace.schemas import records
@@ -84,8 +86,10 @@ class Chat:
         self._kept: str | None = None
         """Text of the newest sequence; None before the first one, and after only a text prompt."""
         self._last: Generation | None = None
-        self._is_thinking = False
-        """Whether the prompt of the newest answer ends inside a thought."""
+        self._is_full = False
+        """Whether the newest call of `generate` found no room."""
+        self._asked: list[int] = []
+        """Tokens before the newest answer."""
         self._open: Generation | None = None
         """The newest answer, until it becomes a message."""
 
@@ -113,8 +117,13 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """The newest answer without special tokens; empty if there was no room for one."""
-        return "" if self._last is None else self._actor.decode(self._last.ids)
+        """The newest answer without special tokens; empty if there was no room for one.
+
+        It begins with `<think>` if the prompt ends so and the answer does not end the thought.
+        """
+        if self._last is None:
+            return ""
+        return decode_completion(self._actor, self._last.ids, is_thinking=is_within_thought(self._actor, self._asked))
 
     @property
     def tool_calls(self) -> list[ToolCall | InvalidToolCall]:
@@ -122,7 +131,7 @@ class Chat:
         if self._last is None:
             return []
         text = self._actor.decode(self._last.ids, special_tokens=True)
-        return parse_tool_calls(text, self.tools, is_thinking=self._is_thinking)
+        return parse_tool_calls(text, self.tools, is_thinking=is_within_thought(self._actor, self._asked))
 
     def add(self, *messages: Message) -> None:
         """Append messages of a user, a tool or the system. Raises TypeError as the class does."""
@@ -133,15 +142,24 @@ class Chat:
         """Let the policy answer; `sampling` is as in `Actor.generate`.
 
         If the context is full, the generation has no token, its finish_reason is "length", and nothing is recorded.
-        Raises ChatError if the first prompt does not fit, or if the template does not show tools.
+        Raises ChatError if the next call finds no room either, if the first prompt does not fit, or if the template
+        does not show tools.
         """
         self._add_answer_message()
         if not await self._extend_sequences():
-            self._last = None
+            if self._is_full:
+                raise ChatError(
+                    f"the context of {self._actor.context} tokens is full, and the answer before was already without "
+                    'tokens: end the loop of turns when `generation.finish_reason == "length"`, or give the chat '
+                    'when_full="drop_oldest"'
+                )
+            self._last, self._is_full = None, True
+            await asyncio.sleep(0)  # a loop that does not look at the finish reason must not block the worker
             return Generation(records.no_ints(), records.no_floats(), (), "length")
+        self._is_full = False
         transcript = self._transcripts[-1]
-        self._is_thinking = (self._kept or "").rstrip().endswith("<think>")
-        self._last = self._open = await self._actor.generate(transcript.ids, **sampling)
+        self._asked = transcript.ids
+        self._last = self._open = await self._actor.generate(self._asked, **sampling)
         transcript.add_generation(self._last)
         return self._last
 

@@ -16,21 +16,16 @@ from typing import Any
 import numpy as np
 import structlog
 
-from headrace.envs.answers import find_last_boxed, is_same_answer
+from headrace.envs.answers import find_last_boxed
 from headrace.envs.contract import Problem, Score, Split, WorkedExample, check_template_arguments
 from headrace.envs.data.held_out import interleave_sets, read_held_out
-from headrace.envs.data.layout import SCORER, Layout, Record, RowFault, read_columns_setting
-from headrace.envs.data.rows import Rows, TaskFileError
+from headrace.envs.data.layout import SCORER, Layout, Record, read_columns_setting
+from headrace.envs.data.pools import Pool, find_shared, read_pool
+from headrace.envs.data.rows import TaskFileError
 from headrace.envs.data.scorers import build_scorer
 from headrace.envs.data.sources import Source
-from headrace.envs.data.split_rows import (
-    Numbers,
-    compute_shares,
-    find_distinct,
-    hash_text,
-    order_by_seed,
-    stack_digests,
-)
+from headrace.envs.data.split_rows import Numbers, compute_shares, hash_text, order_by_seed
+from headrace.envs.thoughts import read_answer
 from headrace.schemas.records import ReadData
 
 log = structlog.get_logger()
@@ -41,27 +36,11 @@ ROW_SCORERS = ("exact", "numeric", "regex")
 """Scorers that a row may name if there is no table `scorers`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pool:
-    """The distinct problems of one source."""
-
-    source: Source
-    rows: Rows
-    firsts: Numbers
-    """Row numbers, in the order of the digests, int64[D]."""
-    digests: np.ndarray[Any, np.dtype[np.uint64]]
-    """uint64[D, 2]."""
-    count: int
-
-    def identify(self) -> ReadData:
-        return ReadData(str(self.source), self.count, self.rows.hash_content())
-
-
 @dataclass(frozen=True, slots=True)
 class _Deck:
     """The problems of one split, in its order."""
 
-    pool: _Pool
+    pool: Pool
     indices: Numbers
     """Indices into `pool.firsts`."""
     tier: str = ""
@@ -151,6 +130,7 @@ class Dataset:
         self._sets, self._indices = interleave_sets([0])
         """Deck of every held-out problem, and its index there."""
         self._identities: tuple[ReadData, ...] = ()
+        self._left_out: tuple[str, ...] = ()
         if named.solution:
             self.example = self._example  # an attribute, so that only data sets with solutions give examples
 
@@ -175,11 +155,16 @@ class Dataset:
         self._get_decks()
         return self._identities
 
+    def list_left_out(self) -> tuple[str, ...]:
+        """Return which rows no problem comes from, a sentence for each source. Raises TaskFileError."""
+        self._get_decks()
+        return self._left_out
+
     def _example(self, index: int) -> WorkedExample:
         r"""Return a worked solution; if it has no box and the scorer needs one, the answer is appended in a box."""
         _, _, record = self._read_record("warm_start", index)
         solution = record.solution
-        if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(solution) is None:
+        if self._layout.find_scorer(record.extra).is_boxed and find_last_boxed(read_answer(solution)) is None:
             solution += f"\n\\boxed{{{record.answer}}}"
         return WorkedExample(self._layout.compose_prompt(record), solution, self._template_arguments)
 
@@ -205,16 +190,10 @@ class Dataset:
         pool_index = int(deck.indices[index])
         number, rows = int(deck.pool.firsts[pool_index]), deck.pool.rows
         first, last = deck.pool.digests[pool_index].tolist()
-        record = self._read_row(rows, number)
+        record = deck.pool.read_row(number)
         if hash_text(record.identity) != first.to_bytes(8, "big") + last.to_bytes(8, "big"):
             raise TaskFileError(f"{rows.name_row(number)} was changed since it was first read: restart this process")
         return f"{first:016x}", deck.tier, record
-
-    def _read_row(self, rows: Rows, number: int) -> Record:
-        try:
-            return self._layout.read_record(rows.read(number), rows.unit)
-        except RowFault as fault:
-            raise TaskFileError(f"{rows.name_row(number)}: {fault}") from None
 
     def _get_decks(self) -> dict[Split, tuple[_Deck, ...]]:
         with self._lock:
@@ -230,7 +209,7 @@ class Dataset:
                 given = self._held_out_given.get(name) if name else self._held_out_given
                 if isinstance(given, Mapping):
                     source.refuse_ignored(given, f"held_out.{name}." if name else "held_out.")
-        pool = self._read_pool(self._source)
+        pool = read_pool(self._source, self._layout)
         shares = compute_shares(pool.digests)
         is_kept = shares < self._held_out_share
         kept: tuple[_Deck, ...] = (_Deck(pool, np.flatnonzero(is_kept)),)
@@ -238,17 +217,19 @@ class Dataset:
         if isinstance(self._held_out, dict):
             kept = tuple(self._open_set(name, source) for name, source in self._held_out.items())
             for deck in kept:
-                rest &= ~_find_shared(pool, deck.pool)
+                rest &= ~find_shared(pool, deck.pool)
         is_warm = rest & (shares < self._held_out_share + self._warm_start)
         train, warm = np.flatnonzero(rest & ~is_warm), np.flatnonzero(is_warm)
         self._refuse_empty(pool, kept, train, warm)
         self._sets, self._indices = interleave_sets([len(deck.indices) for deck in kept])
         pools = dict.fromkeys((pool, *(deck.pool for deck in kept)))
+        both = int((~rest).sum()) if isinstance(self._held_out, dict) else 0
+        told = [one.describe_left_out(both if one is pool else 0) for one in pools]
         self._identities = tuple(one.identify() for one in pools)
-        for one in self._identities:
-            log.info(
-                "data.read", path=one.path, rows=one.rows, content=one.content, s=round(time.monotonic() - began, 2)
-            )
+        self._left_out = tuple(filter(None, told))
+        seconds = round(time.monotonic() - began, 2)
+        for one, left_out in zip(self._identities, told, strict=True):
+            log.info("data.read", path=one.path, rows=one.rows, content=one.content, left_out=left_out, s=seconds)
         return {
             "train": (_Deck(pool, train[order_by_seed(pool.digests[train], self._seed)]),),
             "held_out": kept,
@@ -256,10 +237,10 @@ class Dataset:
         }
 
     def _open_set(self, name: str, source: Source) -> _Deck:
-        pool = self._read_pool(source)
+        pool = read_pool(source, self._layout)
         return _Deck(pool, np.arange(len(pool.firsts)), name)
 
-    def _refuse_empty(self, pool: _Pool, kept: tuple[_Deck, ...], train: Numbers, warm: Numbers) -> None:
+    def _refuse_empty(self, pool: Pool, kept: tuple[_Deck, ...], train: Numbers, warm: Numbers) -> None:
         """Raise TaskFileError if a needed split has no problem."""
         counts = [len(deck.indices) for deck in kept]
         is_wanted = self._held_out != 0.0
@@ -277,39 +258,6 @@ class Dataset:
                 f"{', '.join(found)}, but each part needs at least 1 problem. Give more problems, or change held_out "
                 f"(0 for no evaluation){' or warm_start' if self._warm_start else ''}"
             )
-
-    def _read_pool(self, source: Source) -> _Pool:
-        """Read all rows once. Raises TaskFileError for a malformed row, or a problem with two different answers."""
-        rows = source.open_rows(self._layout.columns_to_read)
-        digests, count = bytearray(), 0
-        try:
-            for row in rows.scan():
-                digests += hash_text(self._layout.read_record(row, rows.unit).identity)
-                count += 1
-        except RowFault as fault:
-            raise TaskFileError(f"{rows.name_row(count)}: {fault}") from None
-        stacked = stack_digests(digests)
-        firsts, further, owners = find_distinct(stacked)
-        for number, owner in zip(further.tolist(), owners.tolist(), strict=True):
-            again, first = (self._read_row(rows, one) for one in (number, owner))
-            what, both = "answers", (again.answer, first.answer)
-            if both == ("", "") and again.extra != first.extra:  # the answer is in the kept columns
-                what = "columns"
-                both = str(dict(again.extra)), str(dict(first.extra))
-            elif is_same_answer(*both):
-                continue
-            raise TaskFileError(
-                f"{rows.name_row(number)} and {rows.name_row(owner)} hold the same problem with different {what}, "
-                f"{both[0]!r:.60} and {both[1]!r:.60}: delete the wrong {rows.unit}"
-            )
-        return _Pool(source, rows, firsts, stacked[firsts], count)
-
-
-def _find_shared(pool: _Pool, own: _Pool) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return bool[D]: which problems of a pool are also in the other pool."""
-    pair = np.dtype([("first", np.uint64), ("last", np.uint64)])
-    left, right = (np.ascontiguousarray(one.digests).view(pair).ravel() for one in (pool, own))
-    return np.isin(left, right)
 
 
 def _check_keep(keep: Any, *, has_scorers: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ Prompt = str | Sequence[Message]
 def check_messages(what: str, messages: object) -> tuple[dict[str, Any], ...]:
     """Return messages as dicts whose `content` is a string; text parts of a content are joined.
 
-    Raises TypeError, which names the location, for an invalid message, and for an image, a sound or a file.
+    The arguments of tool calls become tables. Raises TypeError or ValueError, which names the location, for an invalid
+    message, and for an image, a sound or a file.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise TypeError(f"{what} must be a list of messages, got {show_value(messages)}")
@@ -49,7 +51,30 @@ def _check_message(what: str, message: object) -> dict[str, Any]:
     if not isinstance(content, str):
         raise TypeError(f"{what}.content must be a string, got {show_value(content)}")
     refuse_lone_surrogates(f"{what}.content", content)
-    return {**message, "content": content}
+    if not (calls := message.get("tool_calls")):
+        return {**message, "content": content}
+    if not isinstance(calls, list | tuple):
+        raise TypeError(f"{what}.tool_calls must be a list of calls, got {show_value(calls)}")
+    read = [_read_call(f"{what}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
+    return {**message, "content": content, "tool_calls": read}
+
+
+def _read_call(what: str, call: object) -> dict[str, Any]:
+    """Return a tool call whose arguments are a table: OpenAI's API writes them as JSON, chat templates read a table."""
+    if not isinstance(call, Mapping):
+        raise TypeError(f'{what} must be a dict such as {{"function": {{…}}}}, got {show_value(call)}')
+    if isinstance(inner := call.get("function"), Mapping):
+        return {**call, "function": _read_call(f"{what}.function", inner)}
+    if not isinstance(given := call.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(given) if given.strip() else {}
+        refuse_lone_surrogates("it", json.dumps(arguments, ensure_ascii=False))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what}.arguments must be a JSON object, but {given!r:.60} is no JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise TypeError(f"{what}.arguments must be a JSON object, got {given!r:.60}")
+    return {**call, "arguments": arguments}
 
 
 def _read_part(what: str, part: object) -> str:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from headrace.envs.contract import Environment, GivesExamples, Problem, Score, Split, WorkedExample
-from headrace.envs.data.rows import read_data_of
+from headrace.envs.data.rows import list_left_out_of, read_data_of
 from headrace.envs.registry import load_environment
 from headrace.schemas.records import ReadData
 
@@ -116,6 +116,10 @@ class Mixture:
     def read_data(self) -> tuple[ReadData, ...]:
         """Read the data of all sources that have some. Raises TaskFileError."""
         return tuple(one for source in self._sources for one in read_data_of(source.environment))
+
+    def list_left_out(self) -> tuple[str, ...]:
+        """Return which rows of its sources no problem comes from. Raises TaskFileError."""
+        return tuple(one for source in self._sources for one in list_left_out_of(source.environment))
 
     def tiers(self) -> tuple[str, ...]:
         """Return the names of all sources, in the order of the recipe."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.envs.answers import find_last_boxed
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
+from headrace.envs.thoughts import read_answer
 
 ITEMS = 1 << 14
 """Requested size of a dataset; it must be finite, because some datasets build a list over all items."""
@@ -68,6 +69,7 @@ class ReasoningGym:
         The reward is 1 for the full score, else 0; with `partial_credit` it is the library's score. If the scorer
         raises an error for an answer, the reward is 0.
         """
+        text = read_answer(text)
         boxed = find_last_boxed(text)
         answer = text.strip() if boxed is None else boxed.strip()
         try:

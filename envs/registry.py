@@ -122,12 +122,17 @@ def check_characters(environment: Environment, policy: str, alphabet: str) -> No
         return
     size = environment.size("train")
     asked = range(ALPHABET_PROMPTS if size is None else min(size, ALPHABET_PROMPTS))
-    contents = (text for number in asked for text in list_contents(environment.problem("train", number).prompt))
-    lacking = {character for text in contents for character in text} - set(alphabet)
+    lacking: set[str] = set()
+    first = ""
+    for number in asked:
+        problem = environment.problem("train", number)
+        found = {character for text in list_contents(problem.prompt) for character in text} - set(alphabet)
+        first = first or (f"problem {problem.task_id!r} has {min(found)!r}" if found else "")
+        lacking |= found
     if lacking:
         raise ValueError(
             f"problems of environment {environment.name} have characters that are not in policies.{policy}.alphabet: "
-            f"add {''.join(sorted(lacking))!r} to it"
+            f"add {''.join(sorted(lacking))!r} to it. The first {first}"
         )
 
 

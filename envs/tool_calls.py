@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.envs.contract import tool_name
+from headrace.envs.thoughts import find_thoughts
 
-_THOUGHT = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+_DECODER = json.JSONDecoder()
+_OPENING = re.compile(r"<tool_call>\s*")
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
@@ -47,10 +49,28 @@ def parse_tool_calls(
         in a truncated answer.
     """
     names = [tool_name(tool) for tool in tools]
-    text = f"<think>{text}" if is_thinking else text
-    begun = text.split("</think>", 1)  # if the prompt ends with <think>, the text begins inside the thoughts
-    said = begun[-1] if "<think>" not in begun[0] else text
-    return [_read_call(found[1], found[2], names) for found in _BLOCK.finditer(_THOUGHT.sub("", said))]
+    shown = _blank_out_json(text)
+    thoughts = find_thoughts(shown, is_thinking=is_thinking)
+    return [
+        _read_call(text[slice(*found.span(1))], found[2], names)
+        for found in _BLOCK.finditer(shown)
+        if not any(begin <= found.start() < end for begin, end in thoughts)
+    ]
+
+
+def _blank_out_json(text: str) -> str:
+    """Return a text of the same length, with blanks for the JSON of calls: marks in its strings are no marks."""
+    parts, at = [], 0
+    for opening in _OPENING.finditer(text):
+        if opening.start() < at:
+            continue
+        try:
+            _, end = _DECODER.raw_decode(text, opening.end())
+        except (ValueError, RecursionError):
+            continue
+        parts += [text[at : opening.end()], " " * (end - opening.end())]
+        at = end
+    return "".join([*parts, text[at:]])
 
 
 def _read_call(block: str, end: str, names: Sequence[str]) -> ToolCall | InvalidToolCall:
@@ -59,7 +79,7 @@ def _read_call(block: str, end: str, names: Sequence[str]) -> ToolCall | Invalid
         return InvalidToolCall("the tool call is not closed by </tool_call>", inner)
     try:
         found = json.loads(inner)
-        arguments = found.get("arguments", {}) if isinstance(found, dict) else None
+        arguments = found.get("arguments", found.get("parameters", {})) if isinstance(found, dict) else None
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
         json.dumps([found, arguments], ensure_ascii=False).encode()

@@ -26,6 +26,10 @@ class RecipeUnfit(UsageError):
     """The recipe cannot run here, for every reason that the checks found."""
 
 
+class Doubt(ValueError):
+    """What a check found may be wrong, but is no proof; `collect_faults` makes it a doubt."""
+
+
 @contextmanager
 def collect_faults(faults: list[Fault], where: str = "") -> Iterator[None]:
     """Turn an error of the block into a fault, and go on after the block; `where` begins the sentence.
@@ -36,7 +40,7 @@ def collect_faults(faults: list[Fault], where: str = "") -> Iterator[None]:
     try:
         yield
     except (HeadraceError, ValueError) as error:
-        faults.append(Fault(f"{where}{read_error_text(error)}", cause=error))
+        faults.append(Fault(f"{where}{read_error_text(error)}", isinstance(error, Doubt), error))
     except Exception as error:
         said = describe_with_location(error)
         if is_unreachable(error):

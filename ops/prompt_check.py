@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headrace.envs.contract import Environment
+from headrace.envs.contract import Environment, tool_name
 from headrace.envs.messages import as_messages
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.model_config import read_config, read_context
+from headrace.infra.weights.prompt_tokens import render_calls
+from headrace.ops.faults import Doubt
 from headrace.ops.model_check import drop_generation_tags, make_jinja, read_default_template, read_tokenizer
 
+_Render = Callable[[Sequence[Mapping[str, Any]]], str]
 MEASURED_PROMPTS = 16
 """Number of prompts of a workflow that are measured."""
 
@@ -47,28 +50,64 @@ class _TemplateRefused(Exception):
 def check_template_takes_prompt(environment: Environment, name: str, policy: Policy) -> None:
     """Raise ValueError when a policy's chat template refuses an environment's first prompt, such as a system message.
 
-    Only what the template refuses in its own words counts: others may need what transformers alone gives them.
+    Only what the template refuses in its own words is sure. Raises Doubt for any other error of it, because it may need
+    what transformers alone gives it, and if it leaves out tools.
     """
     text = read_default_template(Path(policy.path)) if policy.path else None
-    if text is None or environment.size("train") == 0:
+    if environment.size("train") == 0 or (text is None and policy.path and not Path(policy.path).is_dir()):
         return
     problem = environment.problem("train", 0)
+    tools = [tool_name(tool) for tool in problem.tools]
+    if text is None:
+        _doubt_hidden(environment, name, tools)
+        return
     messages = [dict(message) for message in as_messages(problem.prompt)]
+    render = _compile(text, tools=problem.tools or None, **problem.template_arguments)
+    if render is None:
+        return
     try:
-        _render(text, messages=messages, tools=problem.tools or None, **problem.template_arguments)
-    except _TemplateRefused as refused:
+        shown = render_calls(render, messages)
+    except Exception as error:  # noqa: BLE001 - a template may raise anything
+        at = _find_message(render, messages, error)
+        said = f"of environment {environment.name}, at message {at} ({messages[at]['role']})"
+        if not isinstance(error, _TemplateRefused):
+            raise Doubt(
+                f"the chat template of policies.{name} fails on the first prompt {said}: {type(error).__name__}: "
+                f"{error}. Compare the message with what the template reads"
+            ) from None
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
-            f"the chat template of policies.{name} refuses the first prompt of environment {environment.name}, whose "
-            f"messages are of {roles}: {refused}. Give the prompt in a form that the template "
-            "accepts, for example without `system`, or use a model with another template"
+            f"the chat template of policies.{name} refuses the first prompt {said}; its messages are of {roles}: "
+            f"{error}. Give the prompt in a form that the template accepts, for example without `system`, or use a "
+            "model with another template"
         ) from None
-    except Exception:  # noqa: BLE001 - what else fails here is no proof
-        return
+    _doubt_hidden(environment, name, [tool for tool in tools if tool not in shown])
 
 
-def _render(text: str, **values: Any) -> None:
-    """Render a template as transformers does. Raises _TemplateRefused."""
+def _doubt_hidden(environment: Environment, name: str, hidden: Sequence[str]) -> None:
+    """Raise Doubt if there are tools that a chat template does not show."""
+    if hidden:
+        raise Doubt(
+            f"policies.{name} has no chat template that shows the tools of environment {environment.name}: "
+            f"{', '.join(hidden)}. A chat with these tools fails: use a template that shows tools, or describe them in "
+            "the prompt"
+        )
+
+
+def _find_message(render: _Render, messages: list[dict[str, Any]], error: Exception) -> int:
+    """Return the index of the message with which a template's error begins."""
+    for count in range(1, len(messages)):
+        try:
+            render_calls(render, messages[:count])
+        except Exception as other:  # noqa: BLE001 - a template may raise anything
+            if str(other) == str(error):
+                return count - 1
+    return len(messages) - 1
+
+
+def _compile(text: str, **values: Any) -> _Render | None:
+    """Return a function that renders messages by a template as transformers does; None if it needs transformers."""
+    from jinja2 import TemplateError
 
     def refuse(words: str) -> None:
         raise _TemplateRefused(words)
@@ -76,9 +115,12 @@ def _render(text: str, **values: Any) -> None:
     jinja = make_jinja()
     jinja.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     given = {"bos_token": "", "eos_token": "", "add_generation_prompt": True, "raise_exception": refuse}
-    jinja.from_string(drop_generation_tags(text)).render(
-        **given, strftime_now=lambda form: datetime.now(UTC).strftime(form), **values
-    )
+    given["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    try:
+        template = jinja.from_string(drop_generation_tags(text))
+    except TemplateError:
+        return None
+    return lambda messages: template.render(messages=messages, **given, **values)
 
 
 def _choose_counter(policy: Policy) -> Callable[[str], int] | None:

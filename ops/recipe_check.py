@@ -6,13 +6,13 @@ A check is a function that returns all faults that it finds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
-from headrace.envs.data.rows import read_data_of
+from headrace.envs.data.rows import list_left_out_of, read_data_of
 from headrace.envs.identity import find_version, identify_environment
 from headrace.envs.registry import check_characters, check_first_problem, check_roles, load_environment, load_workflow
 from headrace.infra.embedded.data_folder import DataFolder
@@ -21,7 +21,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
-from headrace.infra.recipe.settings import Lora, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Lora, Policy, Recipe, TrainerSettings
 from headrace.ops.device_check import find_device_faults, find_devices, probe_devices
 from headrace.ops.doctor import Finding
 from headrace.ops.faults import Fault, collect_faults, refuse
@@ -113,9 +113,10 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
     """Yield what `headrace doctor RECIPE` shows: every check, with its faults."""
     for what, check in CHECKS.items():
         faults = check(asked)
-        detail = f"\n{' ' * 20}".join(f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults)
-        if not faults and what == WORKFLOWS:
-            detail = "; ".join(_describe_sizes(asked))
+        lines = [f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults]
+        if what == WORKFLOWS:
+            lines = [*_describe_sizes(asked), *lines]
+        detail = f"\n{' ' * 20}".join(lines)
         yield Finding(what, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
 
 
@@ -191,15 +192,24 @@ def _check_workflows(asked: Asked) -> list[Fault]:
             read_data_of(environment)
             check_first_problem(environment)
             find_version(environment)
+            faults += [Fault(f"{where}{told}", is_doubt=True) for told in list_left_out_of(environment)]
             asked.environments[name] = environment
         if name not in asked.environments:
             continue
-        for policy in recipe.policies_of(name) if workflow.workflow == SINGLE_TURN else ():
-            with collect_faults(faults, where):
-                check_characters(environment, policy, recipe.policies[policy].alphabet)
-                check_prompts_fit(environment, policy, recipe.policies[policy])
-                check_template_takes_prompt(environment, policy, recipe.policies[policy])
+        for policy in recipe.policies_of(name):
+            faults += _check_prompts(environment, policy, recipe.policies[policy], workflow.workflow, where)
     return faults
+
+
+def _check_prompts(environment: Environment, name: str, policy: Policy, workflow: str, where: str) -> list[Fault]:
+    """Check that a policy can read an environment's prompts; another workflow may give it other prompts."""
+    faults: list[Fault] = []
+    with collect_faults(faults, where):
+        check_characters(environment, name, policy.alphabet)
+        if workflow == SINGLE_TURN:
+            check_prompts_fit(environment, name, policy)
+        check_template_takes_prompt(environment, name, policy)
+    return faults if workflow == SINGLE_TURN else [replace(fault, is_doubt=True) for fault in faults]
 
 
 def _check_feed(asked: Asked) -> list[Fault]:
@@ -210,6 +220,14 @@ def _check_feed(asked: Asked) -> list[Fault]:
     if recipe.evaluate.stop_after and not recipe.evaluate.every:
         faults.append(
             Fault("evaluate.stop_after needs evaluations, but evaluate.every is 0: set every, or remove stop_after")
+        )
+    if recipe.evaluate.every and recipe.evaluate.played_samples < recipe.evaluate.samples:
+        faults.append(
+            Fault(
+                "evaluate.temperature is 0, so all samples of a problem are equal: each held-out problem is played "
+                f"once, not {recipe.evaluate.samples} times (evaluate.samples); for pass@k set a temperature above 0",
+                is_doubt=True,
+            )
         )
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
         with collect_faults(faults):

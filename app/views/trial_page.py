@@ -40,6 +40,7 @@ def trial_page(tried: Tried) -> RenderableType:
     """Return what `headrace try` shows."""
     title = f"  {_describe_count(tried.episodes, 'episode')} in {tried.seconds:.1f} s: no server, no run, no warm start"
     parts: list[RenderableType] = [Text.assemble((tried.recipe, "bold"), title)]
+    parts += [Text(f"maybe: {doubt}", style="yellow") for doubt in tried.doubts]
     for name, policy in tried.policies.items():
         parts += [Text(), *_show_policy(name, policy)]
     if tried.failures:

@@ -129,8 +129,8 @@ def build_group_without_answers(stamp: Stamp, policy: str, revisions: Sequence[R
         number=stamp.number,
         policy=policy,
         revision=stamp.revision,
-        n_asked=asked_under.evaluate.samples,
-        failures=(Failure(reason="unreadable"),) * asked_under.evaluate.samples,
+        n_asked=asked_under.evaluate.played_samples,
+        failures=(Failure(reason="unreadable"),) * asked_under.evaluate.played_samples,
         asked_version=stamp.min_version,
     )
 

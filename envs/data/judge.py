@@ -22,6 +22,7 @@ from cachetools import LRUCache
 
 from headrace.envs.contract import Problem, Score
 from headrace.envs.data.rows import fill_placeholders
+from headrace.envs.thoughts import read_answer
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.backoff import Backoff
 from headrace.infra.environment import read_environment
@@ -51,8 +52,6 @@ _WORD = r"\b(?:yes|no)\b"
 _NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)"
 _WORD_TEXT = re.compile(_WORD, re.IGNORECASE)
 _VERDICT_TEXT = re.compile(rf"{_WORD}|(?P<number>{_NUMBER})(?:\s*(?:/|out of)\s*(?P<most>{_NUMBER}))?", re.IGNORECASE)
-_THOUGHT = re.compile(r"^.*</think>|<think>.*", re.DOTALL)
-"""Matches the thoughts of a reasoning model before its answer."""
 
 
 class JudgeError(ValueError):
@@ -63,7 +62,8 @@ class Judge:
     """Asks a model for a verdict: `yes` is reward 1, `no` is 0, a number is divided by `most` and clamped to [0, 1].
 
     The last verdict in a reply counts. `7/10` and `7 out of 10` are 0.7, whatever `most` is. With the default prompt,
-    which asks for yes or no, a number is not a verdict. The text up to `</think>` is ignored.
+    which asks for yes or no, a number is not a verdict. Thoughts are ignored.
+    An empty completion gets 0 without a request.
 
     Args:
         url: Address of the API, as `https://host/v1`; `/chat/completions` is appended.
@@ -114,6 +114,8 @@ class Judge:
 
     def score(self, problem: Problem, text: str) -> Score:
         """Return the verdict. Raises ConnectionError for a judge that is away or busy, and JudgeError."""
+        if not text.strip():
+            return Score(0.0, {"judged": 0.0})
         asked = self._fill_in(problem, text)
         identity = hashlib.sha256(json.dumps([self._url, self._model, self._max_tokens, asked]).encode()).hexdigest()
         reply = self._verdicts.find(identity)
@@ -129,7 +131,7 @@ class Judge:
 
     def _read_verdict(self, reply: str) -> Score:
         allowed, what = (_WORD_TEXT, "yes or no") if self._prompt == PROMPT else (_VERDICT_TEXT, "yes, no or a number")
-        verdicts = list(allowed.finditer(_THOUGHT.sub("", reply)))
+        verdicts = list(allowed.finditer(read_answer(reply)))
         if not verdicts:
             raise JudgeError(f"judge {self._model} must answer {what}; its reply ends with {reply[-200:]!r}")
         mark = self._read_mark(verdicts[-1])

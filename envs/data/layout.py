@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from headrace.envs.answers import BOXED, LONGEST_NUMBER, find_last_boxed
 from headrace.envs.data.rows import MEDIA, Row, Written, explain_media, fill_placeholders, find_value, make_plain
+from headrace.envs.data.same_text import identify_prompt
 from headrace.envs.data.scorers import Scorer
 from headrace.envs.messages import Prompt, as_messages, check_messages, refuse_lone_surrogates
 
@@ -59,10 +59,8 @@ class Record:
 
     @property
     def identity(self) -> str:
-        """What makes it another problem than others; of a text that text."""
-        if isinstance(self.problem, str):
-            return self.problem
-        return json.dumps([dict(message) for message in self.problem], sort_keys=True)
+        """What makes it another problem than others."""
+        return identify_prompt(self.problem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,19 @@ def read_data_of(environment: object) -> tuple[ReadData, ...]:
     return environment.read_data() if isinstance(environment, ReadsData) else ()
 
 
+@runtime_checkable
+class LeavesRowsOut(Protocol):
+    """An environment that gives no problem for some rows of its data."""
+
+    def list_left_out(self) -> tuple[str, ...]:
+        """Return which rows are left out, and why, a sentence for each source. Raises TaskFileError."""
+
+
+def list_left_out_of(environment: object) -> tuple[str, ...]:
+    """Return which rows of its data an environment leaves out, and why. Raises TaskFileError."""
+    return environment.list_left_out() if isinstance(environment, LeavesRowsOut) else ()
+
+
 def find_value(row: Row, column: str) -> Any:
     """Return the value of a column, or of a field within it (`reward_model.ground_truth`); None if it is missing."""
     if column in row:

@@ -1,7 +1,7 @@
 r"""Scorers of data sets: shipped scorers by name, or a user's own function.
 
-A comparing scorer uses the last `\boxed{}` of a completion. A number outside a box never counts; otherwise the policy
-would learn to write many numbers instead of an answer.
+Shipped scorers read what a completion says outside its thoughts. A comparing scorer uses the last `\boxed{}` of that. A
+number outside a box never counts; otherwise the policy would learn to write many numbers instead of an answer.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from headrace.envs.answers import find_last_boxed, is_same_answer, parse_number
+from headrace.envs.answers import drop_name, find_last_boxed, is_same_answer, parse_number
 from headrace.envs.contract import Problem, Score
 from headrace.envs.data.judge import Judge
 from headrace.envs.judge_processes import JudgeProcesses
 from headrace.envs.math_judge import open_math_judge, require_math_verify
+from headrace.envs.thoughts import read_answer
 from headrace.infra.recipe.named import check_kinds, find_named
 
 BOX_INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -69,7 +70,13 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
         built: Scorer | Judge = build(**settings)
     except ValueError as error:
         raise ValueError(f"scorer {name}: {error}") from error
-    return built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False)
+    scorer = built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False)
+    return replace(scorer, score=partial(_score_answer, scorer.score))
+
+
+def _score_answer(score: Callable[[Problem, str], Score | float], problem: Problem, text: str) -> Score | float:
+    """Score a completion by what follows its thoughts."""
+    return score(problem, read_answer(text))
 
 
 def _compare_boxed(is_same: Callable[[str, str], bool], problem: Problem, text: str) -> Score:
@@ -90,11 +97,11 @@ def _build_numeric(tolerance: float = 0.0) -> Scorer:
         raise ValueError(f"tolerance, a share of the answer, must be from 0 to below 1; got {tolerance!r}")
 
     def is_near(given: str, gold: str) -> bool:
-        left, right = parse_number(given), parse_number(gold)
+        left, right = parse_number(drop_name(given)), parse_number(drop_name(gold))
         return left is not None and right is not None and abs(left - right) <= tolerance * abs(right)
 
     def find_fault(answer: str) -> str:
-        return "" if parse_number(answer) is not None else "is not a number, as the scorer numeric needs"
+        return "" if parse_number(drop_name(answer)) is not None else "is not a number, as the scorer numeric needs"
 
     return Scorer(partial(_compare_boxed, is_near), BOX_INSTRUCTION, is_boxed=True, find_fault=find_fault)
 

@@ -14,6 +14,7 @@ from typing import Literal
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
 from headrace.envs.judging import score_answer
 from headrace.envs.messages import as_messages
+from headrace.envs.thoughts import decode_completion, is_within_thought, read_answer
 from headrace.envs.transcript import Transcript
 from headrace.schemas import records
 
@@ -61,11 +62,17 @@ async def _solve(
     transcript.prompt(_encode_problem(actor, problem))
     if feedback:
         transcript.observe(actor.encode_plain(f" {feedback} "))
-    generation = await actor.generate(transcript.ids)
-    transcript.add_generation(generation)
-    text = actor.decode(generation.ids)
+    text = await _generate(actor, transcript)
     score = await score_answer(env, problem, text)
     return text, score, transcript.sequence(reward=score.reward)
+
+
+async def _generate(actor: Actor, transcript: Transcript) -> str:
+    """Append an answer, and return its text."""
+    ids = transcript.ids
+    generation = await actor.generate(ids)
+    transcript.add_generation(generation)
+    return decode_completion(actor, generation.ids, is_thinking=is_within_thought(actor, ids))
 
 
 def _encode_problem(actor: Actor, problem: Problem) -> list[int]:
@@ -80,9 +87,7 @@ async def _verify(
 ) -> tuple[str, Judgement | None, RoleTrajectory]:
     transcript = Transcript(VERIFIER)
     transcript.prompt(actor.encode(f"{problem.text} {attempt} approve or reject? "))
-    generation = await actor.generate(transcript.ids)
-    transcript.add_generation(generation)
-    output = actor.decode(generation.ids)
+    output = await _generate(actor, transcript)
     verdict = find_verdict(output)
     reward = float(verdict == ("approve" if score.reward >= RIGHT else "reject"))
     parts = {"rejected": float(verdict == "reject"), "readable": float(verdict is not None)}
@@ -90,10 +95,11 @@ async def _verify(
 
 
 def find_verdict(output: str) -> Judgement | None:
-    """Return the word in the last `<verify>` tag; else the only verdict word in the text; else None.
+    """Return the word in the last `<verify>` tag; else the only verdict word; else None. Thoughts do not count.
 
     Without a verdict there is no second attempt, and no reward for the verifier.
     """
+    output = read_answer(output)
     if tags := _TAG.findall(output):
         return "approve" if tags[-1] == "approve" else "reject"
     words = set(_WORD.findall(output))

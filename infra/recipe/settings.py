@@ -379,11 +379,16 @@ class Evaluate(Settings):
     """Held-out problems of an evaluation, the same every time."""
     samples: int = Field(1, ge=1, le=4096)
     """Samples per problem, k. avg@k is their mean reward. pass@k is the share of problems with at least one right
-    sample, whose reward is above 0.5."""
+    sample, whose reward is above 0.5. With temperature 0 all samples are equal, so each problem is played once."""
     temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Share of the probability that nucleus sampling keeps."""
+
+    @property
+    def played_samples(self) -> int:
+        """Samples per problem that are played: greedy answers are equal, so one of them is enough."""
+        return self.samples if self.temperature else 1
 
 
 class Kafka(Settings):

@@ -6,12 +6,24 @@ exactly once, also where a chat template writes them itself. A text that is adde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
 class NoChatTemplate(ValueError):
     """Tools for a policy whose tokenizer cannot describe them in a prompt; the message says what to do."""
+
+
+class CannotEncode(ValueError):
+    """A text has a character for which a tokenizer has no token; the message names it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the tokenizer cannot encode {what}")
+
+
+SHOWN = 30
+"""Characters of a text to show before and after one that cannot be encoded."""
 
 
 def render_messages(
@@ -25,14 +37,18 @@ def render_messages(
     Without a template the contents are joined, an EOS after each of the assistant, and tools raise NoChatTemplate.
     """
     if tokenizer.chat_template:
-        text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] or None,
-            tokenize=False,
-            add_generation_prompt=True,
-            **template_arguments,
-        )
-        return text
+
+        def render(given: Sequence[Mapping[str, Any]]) -> str:
+            text: str = tokenizer.apply_chat_template(
+                [dict(message) for message in given],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_arguments,
+            )
+            return text
+
+        return render_calls(render, messages)
     if tools:
         raise NoChatTemplate(
             "the tokenizer of this policy has no chat template, so it cannot show tools: describe them in the prompt, "
@@ -40,6 +56,32 @@ def render_messages(
         )
     end = {"assistant": tokenizer.eos_token or ""}
     return "".join(message["content"] + end.get(message["role"], "") for message in messages)
+
+
+def render_calls(render: Callable[[Sequence[Mapping[str, Any]]], str], messages: Sequence[Mapping[str, Any]]) -> str:
+    """Render messages with the arguments of tool calls as tables; for a template that adds them to a text, as JSON."""
+    try:
+        return render(messages)
+    except TypeError as error:
+        as_json = [_write_arguments(message) for message in messages]
+        if as_json == list(messages):
+            raise
+        try:
+            return render(as_json)
+        except TypeError:
+            raise error from None
+
+
+def _write_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def write(call: Any) -> Any:
+        if not isinstance(call, Mapping):
+            return call
+        if isinstance(arguments := call.get("arguments"), Mapping):
+            return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {**call, "function": write(call["function"])} if "function" in call else call
+
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [write(call) for call in calls]} if calls else message
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
@@ -59,9 +101,31 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode_plain(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of text as it is, no special token added."""
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    """Return the ids of text as it is, no special token added. Raises CannotEncode."""
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        what = _explain_missing(tokenizer, text) or f"{text!r:.60}: {type(error).__name__}: {error}"
+        raise CannotEncode(what) from error
     return ids
+
+
+def _explain_missing(tokenizer: Any, text: str) -> str:
+    """Return which characters of a text a character tokenizer lacks; empty for any other tokenizer."""
+    specials = {str(token) for token in tokenizer.all_special_tokens}
+    alphabet = tokenizer.get_vocab().keys() - specials
+    if any(len(token) > 1 for token in alphabet):
+        return ""
+    plain = text
+    for special in specials:
+        plain = plain.replace(special, "")
+    if not (missing := set(plain) - alphabet):
+        return ""
+    at = min(map(text.index, missing))
+    return (
+        f"{text[max(0, at - SHOWN) : at + SHOWN]!r}: its alphabet lacks {''.join(sorted(missing))!r}; add these "
+        f"characters to the policy's `alphabet` in the recipe. The first of them is at index {at} of the text"
+    )
 
 
 def find_start_tokens(tokenizer: Any, text: str, ids: list[int]) -> list[int]:

@@ -110,7 +110,7 @@ def play_held_out(
     )
     try:
         tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
-        engine, build = open_engine(folders, recipe.rollout, PROBLEMS_AT_ONCE * recipe.evaluate.samples)
+        engine, build = open_engine(folders, recipe.rollout, PROBLEMS_AT_ONCE * recipe.evaluate.played_samples)
         with closing(engine):
             for policy in recipe.policies:
                 engine.load(policy, 0, open_weights(folders[policy]).tensors)
@@ -167,7 +167,7 @@ def _list_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[T
             task_id=problem.task_id,
             tier=problem.tier,
             payload=problem_to_json(problem),
-            n_asked=recipe.evaluate.samples,
+            n_asked=recipe.evaluate.played_samples,
             seed=derive_task_seed(recipe.seed, stream, number),
             versions=dict.fromkeys(spec.policies, 0),
         )

@@ -18,7 +18,7 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.policy_files import Tokenizer
-from headrace.ops.faults import refuse
+from headrace.ops.faults import list_doubts, refuse
 from headrace.ops.offline.archived_start import Start, start_from_model
 from headrace.ops.offline.given_answers import GivenAnswers, parse_answers
 from headrace.ops.offline.held_out import play_all
@@ -79,6 +79,8 @@ class Tried:
     policies: dict[str, PolicyTried]
     shadows: tuple[str, ...] = ()
     """Shadows of the recipe; a trial does not try them."""
+    doubts: tuple[str, ...] = ()
+    """Sentences on what may be wrong with the recipe."""
 
     @property
     def is_sound(self) -> bool:
@@ -99,7 +101,8 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     """
     recipe, began = request.recipe, time.monotonic()
     with report_own_code(), tempfile.TemporaryDirectory() as folder:
-        refuse(examine_for_trial(recipe))
+        faults = examine_for_trial(recipe)
+        refuse(faults)
         workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = parse_answers(policies, request.answers)
@@ -113,7 +116,8 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     failures = _list_failures([group for group, _ in played])
     episodes = sum(task.n_asked for task, _ in asked)
     shadows = tuple(one for one in recipe.policy_variants if variant_of(one))
-    return Tried(recipe.name, round(time.monotonic() - began, 1), episodes, failures, tried, shadows)
+    seconds = round(time.monotonic() - began, 1)
+    return Tried(recipe.name, seconds, episodes, failures, tried, shadows, tuple(list_doubts(faults)))
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def build_evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: 
         bare,
         workflow=evaluation.workflow,
         purpose="eval",
-        n_asked=recipe.evaluate.samples,
+        n_asked=recipe.evaluate.played_samples,
         versions=evaluation.versions,
         attempt=attempt,
     )

@@ -175,18 +175,18 @@ def test_images_and_what_is_no_message_are_refused_at_once(tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------------ a full context
 
 
-def a_long_chat(folder: Path, when_full: Any, context: int, **options: Any) -> tuple[Chat, list[str]]:
-    """Play four turns, each of 20 tokens and more."""
+def a_long_chat(folder: Path, when_full: Any, context: int, turns: int = 4, **options: Any) -> tuple[Chat, list[str]]:
+    """Play turns, each of 20 tokens and more."""
     tokenizer = save_tokenizer(folder, context=context)
     actor = prepare_actor(tokenizer, *(f"answer {turn}{END}" for turn in range(4)))
     chat = Chat(actor, "solver", [SYSTEM, ASKED], when_full=when_full, **options)
-    return chat, play(chat, *({"role": "user", "content": f"question {turn}"} for turn in range(1, 4)))
+    return chat, play(chat, *({"role": "user", "content": f"question {turn}"} for turn in range(1, turns)))
 
 
 def test_a_conversation_that_fills_the_context_stops_by_default(tmp_path: Path) -> None:
-    chat, reasons = a_long_chat(tmp_path, "stop", 100)
+    chat, reasons = a_long_chat(tmp_path, "stop", 100, turns=3)
 
-    assert reasons == ["stop", "stop", "length", "length"]
+    assert reasons == ["stop", "stop", "length"]
     [sequence] = chat.sequences()
     assert (len(sequence.spans), chat.text, chat.tool_calls) == (4, "", [])
     assert len(sequence.ids) < 100
@@ -204,9 +204,24 @@ def test_the_oldest_turns_may_be_dropped_in_a_new_sequence(tmp_path: Path) -> No
 
 
 def test_where_nothing_more_can_be_dropped_the_conversation_stops(tmp_path: Path) -> None:
-    _, reasons = a_long_chat(tmp_path, "drop_oldest", 180, room=100)
+    _, reasons = a_long_chat(tmp_path, "drop_oldest", 180, turns=2, room=100)
 
-    assert reasons == ["stop", "length", "length", "length"]
+    assert reasons == ["stop", "length"]
+
+
+def test_a_loop_in_a_full_context_gives_way_once_and_then_ends_with_an_error(tmp_path: Path) -> None:
+    chat, _ = a_long_chat(tmp_path, "stop", 100, turns=2)
+    chat.add({"role": "user", "content": "x" * 100})
+    others = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_soon(others.append, "ran")
+        while True:
+            await chat.generate()
+
+    with pytest.raises(ChatError, match=r"context of 100 tokens is full, .* end the loop of turns when"):
+        asyncio.run(run())
+    assert others == ["ran"]
 
 
 def test_an_own_function_says_how_a_full_conversation_goes_on(tmp_path: Path) -> None:

@@ -15,14 +15,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from chat_models import save_tokenizer
+from made_recipes import sums_recipe
 
 from headrace.envs.contract import GivesExamples, Split
-from headrace.envs.data.rows import ReadsData, TaskFileError
+from headrace.envs.data.rows import ReadsData, TaskFileError, list_left_out_of
 from headrace.envs.dataset import Dataset
 from headrace.envs.jsonl import INSTRUCTION, JsonLines
 from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
 from headrace.infra.recipe.settings import Policy
+from headrace.ops.faults import list_doubts
+from headrace.ops.recipe_check import examine_for_trial
 
 COLUMNS = {"problem": "question", "answer": "label.value", "tier": "level"}
 
@@ -151,6 +155,24 @@ def test_held_out_sets_by_name_are_tiers_and_the_first_problems_are_of_all_of_th
     assert [one.rows for one in env.read_data()] == [30, 2, 4]
 
 
+def test_one_text_in_other_spellings_is_one_problem_and_the_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    def rows_of(*asked: Any) -> list[dict[str, Any]]:
+        return [{"problem": one, "answer": "2"} for one in asked]
+
+    held_out = written(tmp_path / "test.jsonl", rows_of("Caf\u00e9:\n  1+1?"))
+    spellings = ("Cafe\u0301:\n  1+1? ", "Caf\u00e9: \r\n  1+1?\r\n", "\ufeffCaf\u00e9:\u2028\u00a0 1+1?")
+    talk = [{"role": "user", "content": "Caf\u00e9:\n  1+1?"}]
+    others = ("Caf\u00e9:\n1+1?", "Caf\u00e9: 1+1?", "Cafe:\n  1+1?\u00a0")
+    path = written(tmp_path / "train.jsonl", rows_of(*spellings, talk, *others))
+    env = Dataset(1, path, held_out=held_out, instruction="")
+    assert {one.prompt for one in listed(env)} == set(others)  # as they are written
+    told = f"{path}: of 7 lines 4 are left out: 3 repeat the problem of an earlier line, 1 holds a problem of held_out"
+    assert list_left_out_of(env) == (told,)
+    workflow = {"env": {"use": "dataset", "path": path, "held_out": held_out}, "policies": {"solver": "solver"}}
+    doubts = list_doubts(examine_for_trial(sums_recipe(workflows={"math": workflow})))
+    assert f"workflows.math: {told}" in doubts
+
+
 def test_a_split_of_a_folder_of_datasets_is_held_out_by_its_name(tmp_path: Path) -> None:
     for split, found in {"train": rows(30), "test": rows(40)[30:]}.items():
         as_saved(tmp_path / "d" / split, found)
@@ -252,6 +274,31 @@ def test_a_problem_may_be_messages_that_end_with_the_user(tmp_path: Path) -> Non
     assert env.problem("train", 0).prompt == ({"role": "system", "content": "Be polite."}, last)
 
 
+def called(arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "mul", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("{% for name, value in call.arguments | items %}{{ name }}: {{ value }}{% endfor %}", "a: 1"),
+        ("{{ call.arguments | tojson }}", '{"a": 1}'),
+        ("{{ '>' + call.arguments }}", '>{"a": 1}'),
+    ],
+)
+def test_arguments_of_calls_in_a_history_are_a_table_for_every_template(
+    tmp_path: Path, template: str, shown: str
+) -> None:
+    asked = {"role": "user", "content": "?"}
+    talks = [[called(given), asked] for given in ('{"a": 1}', {"a": 1})]
+    path = written(tmp_path / "a.jsonl", [{"problem": talk, "answer": 1} for talk in talks])
+    [problem] = listed(Dataset(1, path, held_out=0, instruction=""))
+    assert problem.prompt == (called({"a": 1}) | {"content": ""}, asked)
+    tokenizer = save_tokenizer(tmp_path, f"{{% set call = messages[0].tool_calls[0].function %}}{template}")
+    assert tokenizer.render(problem.prompt) == shown
+
+
 @pytest.mark.parametrize(
     ("talk", "why"),
     [
@@ -262,6 +309,10 @@ def test_a_problem_may_be_messages_that_end_with_the_user(tmp_path: Path) -> Non
         ([{"role": "user", "content": " "}], "must end with a message of the user"),
         ([{"role": "human", "content": "1?"}], r"`prompt`\[0\] must be a dict with a `role`"),
         (["1?"], "`prompt` must be a non-empty string"),
+        (
+            [called("{'a': 1}")],
+            r"`prompt`\[0\]\.tool_calls\[0\]\.function\.arguments must be a JSON object, but .* no JSON",
+        ),
         ([{"role": "user", "content": [{"type": "image"}]}], r"`prompt`\[0\]\.content\[0\] is of type image"),
         ([{"role": "system", "content": "a"}, {"role": "user", "content": "1?"}], "leave out the setting `system`"),
         ([], "`prompt` must be a non-empty string"),

@@ -12,7 +12,7 @@ from tokenizers.processors import Sequence as InOrder
 from tokenizers.processors import TemplateProcessing
 
 from headrace.infra.weights.policy_files import Tokenizer
-from headrace.infra.weights.prompt_tokens import encode_plain, encode_rendered, render_messages
+from headrace.infra.weights.prompt_tokens import CannotEncode, encode_plain, encode_rendered, render_messages
 from headrace.trainers.learner.model import ModelError, encode, encode_completion
 from headrace.trainers.learner.warm_start import PromptAndCompletion, _sequence
 
@@ -79,6 +79,8 @@ def test_what_a_tokenizer_cannot_encode_is_blamed_on_its_alphabet_only_where_tha
     characters = a_tokenizer(template="<s>{% for message in messages %}{{ message['content'] }}{% endfor %}")
     with pytest.raises(ModelError, match=r"cannot encode '<s>2-2': its alphabet lacks '-'; add these characters"):
         encode(characters, "2-2")
+    with pytest.raises(CannotEncode, match=r"lacks '-1'; add .* the policy's `alphabet` .* at index 2 of the text"):
+        encode_plain(characters, "2+1-=")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "two": 1, "plus": 2}))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     of_words = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")

@@ -31,11 +31,14 @@ from headrace.ops import recipe_check, room_check
 from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_device_faults, find_devices
 from headrace.ops.doctor import DISK_BYTES, GIB
 from headrace.ops.doctor import examine as look_at_machine
-from headrace.ops.faults import Fault, RecipeUnfit, collect_faults, list_doubts, refuse
+from headrace.ops.faults import Doubt, Fault, RecipeUnfit, collect_faults, list_doubts, refuse
 from headrace.ops.model_check import check_model_files, check_tokenizer
 from headrace.ops.prompt_check import check_template_takes_prompt
 from headrace.ops.recipe_check import Asked, _with_one_process, examine
 from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_memory_needs, measure_model
+from headrace.producers.feed.evaluation_schedule import Evaluation
+from headrace.producers.feed.planned import build_common_task, build_evaluation_task
+from headrace.schemas.ids import GroupId
 from headrace.trainers.start import build_first_model
 
 NO_GPU = SeenDevices(0, {"cuda": SeenDevice("Torch not compiled with CUDA enabled")})
@@ -204,6 +207,15 @@ def test_a_stop_by_evaluations_that_never_come_is_refused() -> None:
     assert not [one for one in sentences(sums_recipe(evaluate={"stop_after": 3})) if "stop_after" in one]
 
 
+def test_equal_greedy_answers_are_played_once_and_this_is_said() -> None:
+    for temperature, played in ((0, 1), (0.5, 4)):
+        recipe = sums_recipe(evaluate={"temperature": temperature, "samples": 4, "problems": 1})
+        doubts = [one for one in list_doubts(examine(Asked(recipe))) if "is played once, not 4 times" in one]
+        bare = build_common_task(recipe, "run", 0, GroupId("sums", 0), Problem("1", "1+1?"))
+        task = build_evaluation_task(recipe, bare, 0, Evaluation("sums", "solver", {"solver": 0}))
+        assert (len(doubts), task.n_asked) == (int(played == 1), played)
+
+
 def test_a_prompt_that_the_chat_template_refuses_is_told_in_the_words_of_the_template(folder: Path) -> None:
     said = {"role": "system", "content": "Be brief."}
     plain, with_rules = Problem("1", "1+1?"), Problem("1", [said, {"role": "user", "content": "1+1?"}])
@@ -216,10 +228,26 @@ def test_a_prompt_that_the_chat_template_refuses_is_told_in_the_words_of_the_tem
     check(with_rules)
     template.write_text("{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}")
     check(plain)
-    with pytest.raises(ValueError, match=r"policies\.solver refuses .* whose messages are of system, user: no system"):
+    refused = r"policies\.solver refuses .* at message 0 \(system\); its messages are of system, user: no system"
+    with pytest.raises(ValueError, match=refused):
         check(with_rules)
     template.write_text("{{ messages | a_filter_of_transformers_alone }}")
     check(with_rules)
+    template.write_text("{% for message in messages %}{{ message.name + '!' if message.role == 'user' }}{% endfor %}")
+    with pytest.raises(Doubt, match=r"fails on the first prompt .* at message 1 \(user\): UndefinedError: .*'name'"):
+        check(with_rules)
+
+
+def test_a_template_that_hides_tools_is_doubted_for_an_own_workflow_too(folder: Path) -> None:
+    own: Any = SimpleNamespace(
+        name="own", size=lambda _: 1, problem=lambda *_: Problem("1", "1?", tools=[{"name": "mul"}])
+    )
+    template = folder / "chat_template.jinja"
+    for text, is_hidden in (("{{ messages }}", True), ("{{ tools | tojson }}{{ messages }}", False), (None, True)):
+        template.unlink() if text is None else template.write_text(text)
+        found = recipe_check._check_prompts(own, "solver", policy_of(folder), "own:play", "here: ")
+        assert [fault.is_doubt for fault in found] == [True] * is_hidden
+        assert all("shows the tools of environment own: mul. A chat" in fault.sentence for fault in found)
 
 
 def test_an_engine_of_the_users_own_is_imported_where_workers_start() -> None:

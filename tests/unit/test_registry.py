@@ -185,5 +185,5 @@ def test_an_alphabet_is_held_against_what_each_message_says_and_nothing_between_
     asked = Problem("1", [{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}])
     environment: Any = SimpleNamespace(name="own", size=lambda _: 1, problem=lambda *_: asked)
     check_characters(environment, "solver", "abc")
-    with pytest.raises(ValueError, match=r"not in policies\.solver\.alphabet: add 'b' to it"):
+    with pytest.raises(ValueError, match=r"not in policies\.solver\.alphabet: add 'b' to it\. The first problem"):
         check_characters(environment, "solver", "ac")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.contract import Problem, Score
 from headrace.envs.data import judge
 from headrace.envs.data.judge import JudgeError
@@ -31,6 +32,20 @@ def test_numbers_are_compared_within_a_tolerance() -> None:
     texts = (r"\boxed{3.14}", r"\boxed{22/7}", r"\boxed{pi}", "3.14")
     assert rewards("numeric", "3.14", *texts) == [1, 0, 0, 0]
     assert rewards({"use": "numeric", "tolerance": 0.01}, "3.14", *texts) == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("scorer", ["exact", "numeric", {"use": "regex", "pattern": r"boxed\{(\d+)"}])
+def test_what_a_policy_only_thinks_is_no_answer(scorer: Any) -> None:
+    considered = (r"<think>or \boxed{12}", r"or \boxed{12}</think>It is 13.", r"<think>\boxed{12}</think>\boxed{1}")
+    assert rewards(scorer, "12", *considered, r"13?</think>It is \boxed{12}.") == [0, 0, 0, 1]
+    assert Arithmetic(1).score(Problem("t", "p", "12"), considered[1]).reward == 0
+
+
+def test_an_answer_may_name_its_variable() -> None:
+    texts = (r"\boxed{x=5}", r"\boxed{$x = 5$}", r"\boxed{x_1 = 5.0}", r"\boxed{5}")
+    for scorer in ("exact", "numeric"):
+        assert rewards(scorer, "5", *texts, r"\boxed{x=6}", r"\boxed{x=y=5}") == [1, 1, 1, 1, 0, 0]
+    assert rewards("exact", "x=5", *texts, r"\boxed{y=5}") == [1, 1, 0, 1, 0]
 
 
 def test_an_answer_is_an_expression_or_is_found_by_one() -> None:
@@ -166,7 +181,14 @@ def test_a_judge_that_is_asked_for_yes_or_no_gives_no_marks_for_numbers_and_thou
     for reply in ("The answer is 42.", "<think>yes, 48 + 24 is 72"):
         endpoint.queued = [(200, reply)]
         with pytest.raises(JudgeError, match="must answer yes or no; its reply ends with"):
-            scorer.score(PROBLEM, reply)
+            scorer.score(PROBLEM, f"about {len(reply)}")
+
+
+def test_a_judge_reads_what_follows_the_thought_and_is_not_asked_where_nothing_does(endpoint: Endpoint) -> None:
+    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m", "prompt": "{completion}"})
+    scores = [scorer.score(PROBLEM, text) for text in ("<think>42?</think>43", "<think>42, because")]
+    assert [one.reward for one in scores if isinstance(one, Score)] == [1, 0]
+    assert [body["messages"][0]["content"] for _, body in endpoint.asked] == ["43"]
 
 
 def test_a_verdict_that_was_cut_off_is_none(endpoint: Endpoint) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,15 @@ def test_calls_are_read_in_order_from_the_text_around_them() -> None:
     assert parse_tool_calls(text, TOOLS) == [ToolCall("add", {"a": 1}), ToolCall("sub", {"b": 2})]
     assert parse_tool_calls('<tool_call>{"name": "now"}</tool_call>') == [ToolCall("now", {})]
     assert parse_tool_calls("no call") == []
+
+
+@pytest.mark.parametrize("held", ["</tool_call>", "<tool_call>", "<think>", "</think>", ADD])
+def test_marks_within_the_json_of_a_call_are_its_text(held: str) -> None:
+    call = f"<tool_call>{json.dumps({'name': 'sub', 'parameters': {'text': held}})}</tool_call>"
+    assert parse_tool_calls(f"{ADD}{call}\n{ADD}", TOOLS) == [
+        ToolCall("add", {"a": 1}), ToolCall("sub", {"text": held}), ToolCall("add", {"a": 1})
+    ]  # fmt: skip
+    assert parse_tool_calls(f"<think>{call}</think>{ADD}") == [ToolCall("add", {"a": 1})]
 
 
 def test_what_a_policy_thinks_calls_nothing() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -302,3 +303,4 @@ def test_a_shadow_is_named_as_one_that_was_not_tried() -> None:
     found = tried("arithmetic-shadow", "rollout.group_size=2")
     assert found.shadows == ("solver.unfiltered",)
     assert "shadow solver.unfiltered was not tried" in drawn(trial_page(found))
+    assert "maybe: the tools are hidden" in drawn(trial_page(replace(found, doubts=("the tools are hidden",))))

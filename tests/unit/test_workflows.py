@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from chat_models import prepare_actor, save_tokenizer
+from chat_models import KEEPS, prepare_actor, save_tokenizer
 
 from headrace.consumers.algorithms.validate import find_sequence_fault
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
@@ -34,7 +34,7 @@ class Scripted:
     def encode_plain(self, text: str) -> list[int]:
         return [ALPHABET.index(character) for character in text]
 
-    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
+    def decode(self, ids: Sequence[int] | npt.NDArray[np.int32], *, special_tokens: bool = False) -> str:
         return "".join(ALPHABET[i] for i in ids if i != END)
 
     async def generate(
@@ -147,3 +147,11 @@ def test_a_verdict_is_the_last_tag_or_the_only_word() -> None:
 def test_solver_verifier_refuses_other_roles() -> None:
     with pytest.raises(ValueError, match=r"roles solver and verifier .* got \['solver'\]"):
         asyncio.run(solver_verifier(PROBLEM, ENV, {"solver": Scripted([])}))
+
+
+def test_a_cut_answer_within_the_thought_that_the_prompt_began_is_no_answer(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, KEEPS + "{% if add_generation_prompt %}<think>\n{% endif %}")
+    for prompt in ("3+4?", [{"role": "user", "content": "3+4?"}]):
+        problem, said = Problem("sum", prompt, "7"), (rf"maybe {RIGHT}", rf"{WRONG}</think>{RIGHT}")
+        played = [asyncio.run(single_turn(problem, ENV, {"solver": prepare_actor(tokenizer, text)})) for text in said]
+        assert [one["solver"].reward for one in played] == [0, 1], prompt

@@ -20,7 +20,7 @@ from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.infra.weights.model_config import read_config, refuse_longrope, refuse_other_media, refuse_quantised
-from headrace.infra.weights.prompt_tokens import encode_plain, encode_rendered, render_messages
+from headrace.infra.weights.prompt_tokens import CannotEncode, encode_plain, encode_rendered, render_messages
 from headrace.infra.weights.tensors import Tensor
 
 TORCH_DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -64,39 +64,18 @@ def encode(
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     rendered = render_messages(tokenizer, messages, (), template_arguments or {})
-    with _naming_missing(tokenizer, rendered):
+    try:
         return encode_rendered(tokenizer, rendered)
+    except CannotEncode as error:
+        raise ModelError(str(error)) from error
 
 
 def encode_completion(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the token ids of a text after a prompt, without special tokens. Raises ModelError as `encode`."""
-    with _naming_missing(tokenizer, text):
-        return encode_plain(tokenizer, text)
-
-
-@contextmanager
-def _naming_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> Iterator[None]:
     try:
-        yield
-    except Exception as error:  # the tokenizers library raises bare Exception
-        missing = _find_missing(tokenizer, text)
-        why = (
-            f"its alphabet lacks {missing!r}; add these characters to the policy's `alphabet` in the recipe"
-            if missing
-            else f"{type(error).__name__}: {error}"
-        )
-        raise ModelError(f"the tokenizer cannot encode {text!r}: {why}") from error
-
-
-def _find_missing(tokenizer: transformers.PreTrainedTokenizerBase, text: str) -> str:
-    """Return the characters of a text that a character tokenizer lacks; empty for any other tokenizer."""
-    specials = {str(token) for token in tokenizer.all_special_tokens}
-    alphabet = tokenizer.get_vocab().keys() - specials
-    if any(len(token) > 1 for token in alphabet):
-        return ""
-    for special in specials:
-        text = text.replace(special, "")
-    return "".join(sorted(set(text) - alphabet))
+        return encode_plain(tokenizer, text)
+    except CannotEncode as error:
+        raise ModelError(str(error)) from error
 
 
 def build_model(
