@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from xml.etree import ElementTree as ET
 
@@ -126,6 +127,15 @@ class Bucket:
                 for one in found
                 if one.object_name and one.last_modified is not None and not one.is_dir
             ]
+
+        return self.ask(request, prefix)
+
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        """Return the keys of some objects with this prefix."""
+
+        def request() -> list[str]:
+            found = self.client.list_objects(bucket_name=self.address.bucket, prefix=prefix)
+            return [one.object_name for one in islice(found, most) if one.object_name and not one.is_dir]
 
         return self.ask(request, prefix)
 
