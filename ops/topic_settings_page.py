@@ -40,9 +40,7 @@ def _render_rows() -> Iterator[str]:
 
 
 def _render_settings(settings: Mapping[str, str]) -> str:
-    shown = (
-        f"`{key}` {value} or more" if key == LARGEST else f"`{key}={value}`" for key, value in settings.items()
-    )
+    shown = (f"`{key}` {value} or more" if key == LARGEST else f"`{key}={value}`" for key, value in settings.items())
     return ", ".join(shown)
 
 
