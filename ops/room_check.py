@@ -13,8 +13,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.model_config import EXPERT_COUNTS, read_config
@@ -22,6 +20,7 @@ from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
 from headrace.ops.doctor import DISK_BYTES, GIB, find_existing_parent
 from headrace.ops.faults import Fault
 from headrace.ops.model_check import read_tensors
+from headrace.ops.usable_memory import measure_memory
 from headrace.producers.engines.registry import MOST_BATCH_ROWS
 from headrace.schemas.topics import policy_of
 
@@ -168,8 +167,8 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
 def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
     """Compare what a recipe starts here with the memory of this machine and of its GPUs."""
     sizes = _measure_models(recipe)
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    rooms = {CPU: Room(memory.available + swap.free, memory.total + swap.total)}
+    memory = measure_memory()
+    rooms = {CPU: Room(memory.free + memory.swap_free, memory.total + memory.swap_total)}
     if wanted := find_devices(recipe):
         for name, seen in (probe_devices(wanted).devices or {}).items():
             if seen.total:
