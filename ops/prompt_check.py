@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from headrace.envs.contract import Environment
@@ -24,7 +23,7 @@ def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> No
     A policy is not checked if its config gives no context length, or its tokenizer is not on this machine. A chat
     template makes prompts longer than this check assumes.
     """
-    config = read_config(policy.path) if policy.path else policy.model
+    config = read_config(policy.folder) if policy.path else policy.model
     context = read_context(config) if config is not None else None
     count = _choose_counter(policy)
     if context is None or count is None:
@@ -49,7 +48,7 @@ def check_template_takes_prompt(environment: Environment, name: str, policy: Pol
 
     Only what the template refuses in its own words counts: others may need what transformers alone gives them.
     """
-    text = read_default_template(Path(policy.path)) if policy.path else None
+    text = read_default_template(policy.folder) if policy.path else None
     if text is None or environment.size("train") == 0:
         return
     problem = environment.problem("train", 0)
@@ -85,7 +84,7 @@ def _choose_counter(policy: Policy) -> Callable[[str], int] | None:
     """Return a function that counts the tokens of a prompt; None if the tokenizer is not on this machine."""
     if policy.alphabet:
         return len  # a character is a token
-    tokenizer = read_tokenizer(Path(policy.path)) if policy.path else None
+    tokenizer = read_tokenizer(policy.folder) if policy.path else None
     if tokenizer is None:
         return None
 

@@ -63,12 +63,12 @@ class Room:
 
 def measure_model(policy: Policy) -> ModelSize | None:
     """Return the size of a policy's model; None if config and files do not give it."""
-    config = read_config(policy.path) if policy.path else policy.model
+    config = read_config(policy.folder) if policy.path else policy.model
     if config is None:
         return None
     text = config.get("text_config") or config
     try:
-        tensors = read_tensors(Path(policy.path)) if policy.path else None
+        tensors = read_tensors(policy.folder) if policy.path else None
         cache = 2 * int(text["num_hidden_layers"]) * _count_key_values(text)
         if tensors is not None:
             return ModelSize(sum(math.prod(one.shape) for one in tensors.values()), True, cache)
