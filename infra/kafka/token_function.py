@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.cluster_entry import ENTRIES
 from headrace.infra.own_frames import describe_with_location
-from headrace.infra.recipe.plug_ins import load_plug_in
+from headrace.infra.plug_ins import load_plug_in
 
 OAUTH_CALLBACK = "oauth_cb"
 INSTEAD = (

@@ -27,7 +27,7 @@ from headrace.infra.environment import (
 )
 from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
-from headrace.infra.recipe.plug_ins import add_search_folders
+from headrace.infra.plug_ins import add_search_folders
 from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.infra.environment import expand_user
-from headrace.infra.recipe.plug_ins import search_folders
+from headrace.infra.plug_ins import search_folders
 
 
 def find_path(named: str, where: str = "path") -> Path:

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.envs.data.rows import TaskFileError
 from headrace.envs.data.sources import Source
+from headrace.infra import plug_ins
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe import plug_ins
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Policy
 from headrace.ops.model_check import check_model_files
