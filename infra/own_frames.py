@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import headrace
-from headrace.infra.process.log_lines import ERROR_MARK
+from headrace.infra.errors import ERROR_MARK
 
 Frame: TypeAlias = tuple[str, int, str]
 """File, line, function."""

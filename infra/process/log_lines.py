@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-ERROR_MARK = "error: "
-"""Begin of an error line of the command line."""
+from headrace.infra.errors import ERROR_MARK
+
 ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b|Fatal Python error: |Timeout \(\d")
 """Matches the begin of a traceback's last line, or of a dump of all stacks."""
 LONGEST_LINE = 400
@@ -76,7 +76,7 @@ def _unfold(line: str) -> list[str]:
         return [line]
     if told["level"] == "error":
         if isinstance(told.get("exception"), str):
-            return told["exception"].splitlines()
+            return str(told["exception"]).splitlines()
         if reason := next((told[name] for name in _REASONS if isinstance(told.get(name), str)), ""):
             return [ERROR_MARK + " ".join(reason.split())]
     values = ", ".join(f"{name}={value}" for name, value in told.items() if name not in _ON_EVERY_LINE)
