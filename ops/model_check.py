@@ -52,8 +52,8 @@ def check_model_files(name: str, policy: Policy) -> None:
             f"`hf download {policy.path} --local-dir FOLDER`, and "
         )
         raise UsageError(
-            f"{where}: there is no folder {policy.path}: {describe_places(policy.path)}"
-            f"{hint if looks_like_hub else '; '}name a folder with config.json, tokenizer and safetensors"
+            f"{where}: there is no folder {policy.path}{hint if looks_like_hub else ': '}name a folder with "
+            f"config.json, tokenizer and safetensors ({describe_places(policy.path)})"
         )
     config = _read_object(folder / "config.json", where)
     if (folder / ADAPTER_CONFIG).exists():

@@ -88,11 +88,11 @@ class UnreadObjects:
                     yield other
 
     def _can_read(self, key: str) -> bool:
-        def read() -> bool:
+        def read() -> bytes:
             with self._bucket.open_object(key, 0, 1) as response:
-                return bool(response.read(1))
+                return response.read(1)
 
         try:
-            return self._bucket.ask(read, key)
+            return bool(self._bucket.ask(read, key))
         except StoreError:
             return False
