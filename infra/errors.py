@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+ERROR_MARK = "error: "
+"""Begin of the line by which a command prints the error that ends it."""
 FENCED = 76
 """Exit code of a component that another process has replaced; it does not count as a death."""
 

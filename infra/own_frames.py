@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import headrace
+from headrace.infra.errors import ERROR_MARK
 
 Frame: TypeAlias = tuple[str, int, str]
 """File, line, function."""
 TRACEBACK = "Traceback (most recent call last)"
-_FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?', re.MULTILINE)
-"""Matches a line of a traceback; the line of a syntax error has no function."""
+STACK = "(most recent call first):"
+"""In the first line of each stack that `faulthandler` dumps."""
+_FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+)(?:,? in (?P<name>.+))?', re.MULTILINE)
+"""Matches a line of a traceback or of a dumped stack; the line of a syntax error has no function."""
 
 
 def locate_error(error: BaseException) -> str:
@@ -69,12 +72,20 @@ def describe_with_location(error: BaseException) -> str:
 
 
 def find_own_location(lines: Sequence[str]) -> str:
-    """Return the user-code location of the last traceback in a log; empty if it has none."""
-    begins = [at for at, line in enumerate(lines) if line.startswith(TRACEBACK)]
-    found = [_FRAME.match(line) for line in lines[begins[-1] :]] if begins else []
-    return choose_location(
-        _keep_own([(one["file"], int(one["line"]), one["name"]) for one in found if one and one["name"]])
-    )
+    """Return the user-code location of the last traceback in a log; empty if it has none, or another error follows.
+
+    If the process dumped the stacks of its threads, it is the location of the last thread with user code: the main
+    thread is the last one.
+    """
+    begins = [at for at, line in enumerate(lines) if line.startswith((TRACEBACK, ERROR_MARK)) or STACK in line]
+    for at in reversed(begins):
+        found = [_FRAME.match(line) for line in lines[at:]]
+        own = _keep_own([(one["file"], int(one["line"]), one["name"]) for one in found if one and one["name"]])
+        if STACK not in lines[at]:
+            return choose_location(own)
+        if own:
+            return choose_location(own[:1])
+    return ""
 
 
 def choose_location(frames: Sequence[Frame]) -> str:

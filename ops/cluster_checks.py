@@ -19,7 +19,7 @@ from headrace.infra.run.run import join, list_runs
 from headrace.infra.store.store_address import StoreAddress
 from headrace.ops.doctor import Finding
 from headrace.ops.store_check import examine_store
-from headrace.schemas.topics import Topics, TopicSpec
+from headrace.schemas.topics import Topics, TopicSpec, list_unmet
 
 LEAST = {
     "max.message.bytes": 1_048_588,
@@ -161,7 +161,14 @@ def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
     )
     words += [f"{missing} {inflect(missing, 'is', 'are')} missing and will be created"] if missing else []
     words += [f"the settings of {unread} cannot be read ({seen.refused.get('topics', '')})"] if unread else []
-    return Finding("topics", ok=True, detail=", ".join(words) or "the run needs none", is_note=unread > 0)
+    wishes = [
+        f"{spec.name} has {key}={config[key]}, better is {spec.made_with[key]}"
+        for spec in there
+        for config in [seen.topics[spec.name].config or {}]
+        for key in list_unmet(spec.made_with, config)
+    ]
+    detail = ", ".join(words + wishes) or "the run needs none"
+    return Finding("topics", ok=True, detail=detail, is_note=unread > 0 or bool(wishes))
 
 
 def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
@@ -192,9 +199,8 @@ def _find_differences(spec: TopicSpec, topic: SeenTopic) -> Iterator[str]:
             "begin a new run with --set name=NAME; if this run has begun, add --branch to keep its weights"
         )
     config = topic.config or {}
-    for key, value in spec.config.items():
-        if config.get(key, value) != value:
-            yield f"{spec.name} has {key}={config[key]}: set it to {value}"
+    for key in list_unmet(spec.config, config):
+        yield f"{spec.name} has {key}={config[key]}: set it to {spec.config[key]}"
     for key, least in LEAST.items():
         if key not in spec.config and int(config.get(key, least)) < least:
             yield f"{spec.name} has {key}={config[key]}: set it to {least} or more"

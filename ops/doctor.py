@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
 from headrace.infra.embedded.data_folder import HOME
 from headrace.infra.embedded.jars import jar_path, read_lock
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.environment import cache_folder, temporary_folder
 from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import take_lock
+from headrace.ops.usable_memory import measure_memory
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_BYTES = 3 << 30
@@ -122,10 +121,13 @@ def _check_ports() -> Finding:
 
 
 def _check_memory() -> Finding:
-    free = psutil.virtual_memory().available
+    memory = measure_memory()
+    free = memory.free
     cores = len(os.sched_getaffinity(0))
     hint = "" if free >= MEMORY_BYTES else f"; the demo needs {MEMORY_BYTES / GIB:.0f} GiB: end other programs"
-    return Finding("memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free, {cores} cores{hint}")
+    return Finding(
+        "memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB free{memory.describe_limit()}, {cores} cores{hint}"
+    )
 
 
 def _check_disk() -> Finding:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_paths import describe_places
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.files import ADAPTER_CONFIG, TOKENIZER_FILE
 from headrace.infra.weights.folder import INDEX, SINGLE, open_weights
@@ -34,7 +35,7 @@ def check_model(name: str, policy: Policy) -> None:
 
     A folder that does not exist here is accepted: it may exist where the trainer runs.
     """
-    config = read_config(policy.path) if policy.path else policy.model
+    config = read_config(policy.folder) if policy.path else policy.model
     if config is not None:
         what = f"policy {name}: {policy.path or 'its model'}"
         refuse_other_media(config, what)
@@ -43,16 +44,16 @@ def check_model(name: str, policy: Policy) -> None:
 
 def check_model_files(name: str, policy: Policy) -> None:
     """Raise UsageError for a folder that no trainer on this machine can begin with. Reads no weights."""
-    where, folder = f"policies.{name}.path", Path(policy.path)
+    where, folder = f"policies.{name}.path", policy.folder
     if not folder.is_dir():
-        looks_like_hub = not folder.is_absolute() and policy.path.count("/") == 1
+        looks_like_hub = not Path(policy.path).is_absolute() and policy.path.count("/") == 1
         hint = (
             ", and Headrace never downloads a model: download it, for example by "
             f"`hf download {policy.path} --local-dir FOLDER`, and "
         )
         raise UsageError(
             f"{where}: there is no folder {policy.path}{hint if looks_like_hub else ': '}name a folder with "
-            "config.json, tokenizer and safetensors"
+            f"config.json, tokenizer and safetensors ({describe_places(policy.path)})"
         )
     config = _read_object(folder / "config.json", where)
     if (folder / ADAPTER_CONFIG).exists():
@@ -96,7 +97,7 @@ def check_tokenizer(name: str, policy: Policy) -> None:
 
     A folder that does not exist here is accepted: it may exist where the trainer runs.
     """
-    folder = Path(policy.path)
+    folder = policy.folder
     if not policy.path or not folder.is_dir():
         return
     tokenizer, config = read_tokenizer(folder), read_config(folder) or {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from headrace.envs.contract import Environment, tool_name
@@ -27,7 +26,7 @@ def check_prompts_fit(environment: Environment, name: str, policy: Policy) -> No
     A policy is not checked if its config gives no context length, or its tokenizer is not on this machine. A chat
     template makes prompts longer than this check assumes.
     """
-    config = read_config(policy.path) if policy.path else policy.model
+    config = read_config(policy.folder) if policy.path else policy.model
     context = read_context(config) if config is not None else None
     count = _choose_counter(policy)
     if context is None or count is None:
@@ -53,8 +52,8 @@ def check_template_takes_prompt(environment: Environment, name: str, policy: Pol
     Only what the template refuses in its own words is sure. Raises Doubt for any other error of it, because it may need
     what transformers alone gives it, and if it leaves out tools.
     """
-    text = read_default_template(Path(policy.path)) if policy.path else None
-    if environment.size("train") == 0 or (text is None and policy.path and not Path(policy.path).is_dir()):
+    text = read_default_template(policy.folder) if policy.path else None
+    if environment.size("train") == 0 or (text is None and policy.path and not policy.folder.is_dir()):
         return
     problem = environment.problem("train", 0)
     tools = [tool_name(tool) for tool in problem.tools]
@@ -127,7 +126,7 @@ def _choose_counter(policy: Policy) -> Callable[[str], int] | None:
     """Return a function that counts the tokens of a prompt; None if the tokenizer is not on this machine."""
     if policy.alphabet:
         return len  # a character is a token
-    tokenizer = read_tokenizer(Path(policy.path)) if policy.path else None
+    tokenizer = read_tokenizer(policy.folder) if policy.path else None
     if tokenizer is None:
         return None
 

@@ -13,8 +13,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.model_config import EXPERT_COUNTS, read_config
@@ -22,6 +20,7 @@ from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
 from headrace.ops.doctor import DISK_BYTES, GIB, find_existing_parent
 from headrace.ops.faults import Fault
 from headrace.ops.model_check import read_tensors
+from headrace.ops.usable_memory import measure_memory
 from headrace.producers.engines.registry import MOST_BATCH_ROWS
 from headrace.schemas.topics import policy_of
 
@@ -64,12 +63,12 @@ class Room:
 
 def measure_model(policy: Policy) -> ModelSize | None:
     """Return the size of a policy's model; None if config and files do not give it."""
-    config = read_config(policy.path) if policy.path else policy.model
+    config = read_config(policy.folder) if policy.path else policy.model
     if config is None:
         return None
     text = config.get("text_config") or config
     try:
-        tensors = read_tensors(Path(policy.path)) if policy.path else None
+        tensors = read_tensors(policy.folder) if policy.path else None
         cache = 2 * int(text["num_hidden_layers"]) * _count_key_values(text)
         if tensors is not None:
             return ModelSize(sum(math.prod(one.shape) for one in tensors.values()), True, cache)
@@ -168,8 +167,8 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
 def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
     """Compare what a recipe starts here with the memory of this machine and of its GPUs."""
     sizes = _measure_models(recipe)
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    rooms = {CPU: Room(memory.available + swap.free, memory.total + swap.total)}
+    memory = measure_memory()
+    rooms = {CPU: Room(memory.free + memory.swap_free, memory.total + memory.swap_total)}
     if wanted := find_devices(recipe):
         for name, seen in (probe_devices(wanted).devices or {}).items():
             if seen.total:

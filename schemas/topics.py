@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-NEWEST_OF_KEY = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "min.cleanable.dirty.ratio": "0.1"}
-WITH_LARGE_MESSAGES = {"max.message.bytes": str(8 << 20)}
+NEWEST_OF_KEY = {"cleanup.policy": "compact"}
+SOON_COMPACTED = {"segment.bytes": str(16 << 20), "min.cleanable.dirty.ratio": "0.1"}
+"""They only keep the topic small, so that it is read fast. Some clusters do not allow them."""
+LARGEST = "max.message.bytes"
+WITH_LARGE_MESSAGES = {LARGEST: str(8 << 20)}
 FEEDER, EVALUATOR = "feed", "evaluate"
 """Components of which a run has only one, and keys of their snapshots in `state`.
 
@@ -27,7 +31,16 @@ class TopicSpec:
     config: dict[str, str] = field(default_factory=dict)
     """Settings that the run requires."""
     made_with: dict[str, str] = field(default_factory=dict)
-    """Further settings for creating the topic; an existing topic may lack them."""
+    """Further settings for creating the topic, which are wished: an existing topic may lack them."""
+
+
+def list_unmet(wanted: Mapping[str, str], config: Mapping[str, str]) -> list[str]:
+    """Return the settings that a topic has other than wanted; for a largest size, smaller than wanted."""
+    return [
+        key
+        for key, value in wanted.items()
+        if key in config and config[key] != value and not (key == LARGEST and int(config[key]) >= int(value))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +156,10 @@ class Topics:
             ]
         for shadow in shadows:
             specs += self._of_variant(shadow, partitions)
-        specs.append(TopicSpec(self.workers, 1, NEWEST_OF_KEY))
+        specs.append(TopicSpec(self.workers, 1, NEWEST_OF_KEY, SOON_COMPACTED))
         specs.append(TopicSpec(self.dead_letters, 1, large))
-        specs.append(TopicSpec(self.state, state_partitions, {**NEWEST_OF_KEY, **WITH_LARGE_MESSAGES}))
+        newest = {**NEWEST_OF_KEY, **WITH_LARGE_MESSAGES}
+        specs.append(TopicSpec(self.state, state_partitions, newest, SOON_COMPACTED))
         return tuple(specs)
 
     def _of_variant(self, policy_variant: str, partitions: int) -> list[TopicSpec]:

@@ -17,7 +17,8 @@ import structlog
 from subjects import GATE, SUBJECTS, subject_of
 from xdist.scheduler import LoadScopeScheduling
 
-from headrace.infra.recipe import plug_in_sources, plug_ins
+from headrace.infra import plug_ins
+from headrace.infra.recipe import plug_in_sources
 from headrace.schemas import codec
 
 ROOT = Path(__file__).parents[1]

@@ -119,7 +119,7 @@ def _begin(run: Run, policy: str, writer: TransactionalWriter, stop: threading.E
     base = adapter.files() if adapter is not None else {}
     files = upload_files(run, {**encode_model_files(model, tokenizer), **base}, stop)
     learner = build_learner(model, run.recipe.trainer_of(policy), seed, adapter)
-    kept = Path(settings.path) / CHECKPOINT_FILE
+    kept = settings.folder / CHECKPOINT_FILE
     if settings.path and kept.exists():
         load_kept_state(learner, kept)
     return _publish_first(run, policy, learner, files, writer, stop)
@@ -186,7 +186,7 @@ def build_first_model(
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
     """Return a policy's model before any warm start, and its tokenizer. Raises ModelError."""
     if settings.path:
-        return load_model(Path(settings.path))
+        return load_model(settings.folder)
     tokenizer = character_tokenizer(settings.alphabet)
     return build_model(settings.model, tokenizer, seed=seed), tokenizer
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.envs.data.rows import Rows, TaskFileError
+from headrace.infra.errors import UsageError
+from headrace.infra.recipe.recipe_paths import describe_places, find_path
 
 HUB = "hub:"
 DEFAULTS = {"split": "train", "config": "", "revision": ""}
@@ -88,11 +90,12 @@ def _find_path(given: str) -> Path:
     if not given or "\0" in given:
         raise TaskFileError(f"path must name a file or a folder, got {given!r}")
     try:
-        path = Path(given).expanduser()
-    except RuntimeError as error:
-        raise TaskFileError(f"{given}: the home folder for ~ is unknown; give the path without ~") from error
-    if not path.exists() and _HUB_NAME.fullmatch(given):
+        path = find_path(given)
+    except UsageError as error:
+        raise TaskFileError(str(error)) from error
+    if not path.exists():
+        hub = f"; if you mean the data set of that name on the hub, write {HUB}{given}"
         raise TaskFileError(
-            f"there is no file or folder {given}; if you mean the data set of that name on the hub, write {HUB}{given}"
+            f"cannot read tasks from {given}: {describe_places(given)}{hub if _HUB_NAME.fullmatch(given) else ''}"
         )
     return path

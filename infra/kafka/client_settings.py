@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE, expand_user, read_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import MESSAGE_BYTES, TRANSACTION_TIMEOUT_MS, Connection, open_consumer, open_producer
+from headrace.infra.kafka.token_function import OAUTH_CALLBACK, find_token_function
 
 LEAST_MESSAGE_BYTES = 1_000_000
 """librdkafka's default: ordinary groups are smaller."""
@@ -55,7 +56,9 @@ aborted records, lose groups, or recreate deleted topics."""
 
 
 NOT_TAKEN = "does not take the value given: librdkafka's CONFIGURATION.md lists the values of each setting"
+OF_PYTHON = "Function or object: "
 FAULTS_OF_ONE = {
+    OF_PYTHON: "is a function or an object of the Python client, which Headrace makes itself: leave it out",
     "No such configuration property": "is not a librdkafka setting: check its spelling",
     "Invalid value": NOT_TAKEN,
     "Configuration property": NOT_TAKEN,
@@ -125,18 +128,11 @@ def check_client_settings(client: Mapping[str, str], where: str, *, is_complete:
         if key in client and client[key] not in allowed:
             needs = f"must be {allowed[0]}" if allowed else "is set by each component"
             raise UsageError(f"{where}: {key} {needs}, because the guarantees of a run depend on it: leave it out")
+    if OAUTH_CALLBACK in client:
+        find_token_function(f"{where}: {OAUTH_CALLBACK}", client[OAUTH_CALLBACK])
     fault = _find_fault(client) if client else None
     if fault is None:
-        if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
-            raise UsageError(
-                f"{where}: message.max.bytes must be {LEAST_MESSAGE_BYTES} or more; better leave it out, because large "
-                f"groups and dead letters need Headrace's default of {MESSAGE_BYTES}"
-            )
-        if float(client.get("max.poll.interval.ms", LEAST_POLL_MS)) < LEAST_POLL_MS:
-            raise UsageError(
-                f"{where}: max.poll.interval.ms must be {LEAST_POLL_MS} or more: Kafka takes the partitions of a "
-                "component that works on one record for longer than this setting"
-            )
+        _refuse_low_limits(client, where)
         return
     for key, value in client.items():
         own = _find_fault({key: value}) or ""
@@ -153,10 +149,24 @@ def check_client_settings(client: Mapping[str, str], where: str, *, is_complete:
         raise UsageError(f"{where}: librdkafka does not take {', '.join(client)} {how}{shown}")
 
 
+def _refuse_low_limits(client: Mapping[str, str], where: str) -> None:
+    if float(client.get("message.max.bytes", LEAST_MESSAGE_BYTES)) < LEAST_MESSAGE_BYTES:
+        raise UsageError(
+            f"{where}: message.max.bytes must be {LEAST_MESSAGE_BYTES} or more; better leave it out, because large "
+            f"groups and dead letters need Headrace's default of {MESSAGE_BYTES}"
+        )
+    if float(client.get("max.poll.interval.ms", LEAST_POLL_MS)) < LEAST_POLL_MS:
+        raise UsageError(
+            f"{where}: max.poll.interval.ms must be {LEAST_POLL_MS} or more: Kafka takes the partitions of a "
+            "component that works on one record for longer than this setting"
+        )
+
+
 def _find_fault(client: Mapping[str, str]) -> str | None:
     """Return librdkafka's error for these settings with Headrace's, None if it takes them. It makes no connection."""
+    client = {key: value for key, value in client.items() if key != OAUTH_CALLBACK}  # which would be called
     if own := [key for key in client if key.endswith("_cb") or key in OBJECTS]:
-        return f'No such configuration property: "{own[0]}"'  # the Python client needs a function or an object there
+        return f"{OF_PYTHON}{own[0]}"
     nobody = Connection("", client)
     try:
         open_consumer(nobody, "check", "check").close()

@@ -26,6 +26,7 @@ from headrace.infra.errors import FENCED, HeadraceError, Unavailable
 from headrace.infra.kafka.client_reports import LINES, REPORTS
 from headrace.infra.kafka.cluster_entry import ENTRIES
 from headrace.infra.kafka.fatal_errors import call_client
+from headrace.infra.kafka.token_function import OAUTH_CALLBACK, TokenFunction
 from headrace.infra.kafka.watched_consumer import CALLS, WatchedConsumer
 from headrace.infra.process.signals import MustRestart
 from headrace.schemas.headers import Headers
@@ -173,6 +174,8 @@ class Connection:
         them on.
         """
         dotted = {key.replace("_", "."): value for key, value in more.items()}
+        own = self.client.get(OAUTH_CALLBACK)
+        tokens = {OAUTH_CALLBACK: TokenFunction(own, build_cluster_key(self))} if own else {}
         lines = {} if LINES_ASKED_FOR & self.client.keys() else {"logger": LINES}
         return {
             "bootstrap.servers": self.bootstrap,
@@ -185,6 +188,7 @@ class Connection:
             **QUICK_RETRY,
             **dotted,
             **self.client,
+            **tokens,
         }
 
 
@@ -261,7 +265,9 @@ def open_producer(connection: Connection, name: str, **more: Any) -> Producer:
         "message_max_bytes": MESSAGE_BYTES,
         "compression_type": connection.compression,
     }
-    return Producer(connection.config(client_id=name, **{**settings, **more}))
+    made = connection.config(client_id=name, **{**settings, **more})
+    with refuse_missing_token(connection):
+        return Producer(made)
 
 
 def is_delivered(raw: RawMessage) -> bool:
@@ -320,24 +326,35 @@ def open_consumer(
     """
     protocol: dict[str, Any] = {"group_protocol": "consumer"} if group else {}
     callbacks = {} if on_commit is None else {"on_commit": on_commit}
-    consumer = WatchedConsumer(
-        connection.config(
-            client_id=name,
-            group_id=group or f"{run}.{name}-alone",
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-            enable_auto_offset_store=False,
-            auto_offset_reset="earliest" if group else "error",
-            fetch_wait_max_ms=100,
-            fetch_message_max_bytes=MESSAGE_BYTES,
-            queued_max_messages_kbytes=READ_BUFFER_KIB,
-            **protocol,
-            **more,
-        ),
-        **callbacks,
+    made = connection.config(
+        client_id=name,
+        group_id=group or f"{run}.{name}-alone",
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        enable_auto_offset_store=False,
+        auto_offset_reset="earliest" if group else "error",
+        fetch_wait_max_ms=100,
+        fetch_message_max_bytes=MESSAGE_BYTES,
+        queued_max_messages_kbytes=READ_BUFFER_KIB,
+        **protocol,
+        **more,
     )
+    with refuse_missing_token(connection):
+        consumer = WatchedConsumer(made, **callbacks)
     consumer.has_to_wait = partial(_has_to_wait, connection)
     return consumer
+
+
+@contextmanager
+def refuse_missing_token(connection: Connection) -> Iterator[None]:
+    """Raise KafkaAway if a client cannot be made because the user's function gave no token."""
+    try:
+        yield
+    except KafkaException as error:
+        why = ENTRIES.describe_missing_token(build_cluster_key(connection), connection.client)
+        if OAUTH_CALLBACK not in connection.client or not why:
+            raise
+        raise KafkaAway(f"no Kafka client can be made: {why}") from error
 
 
 def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any:
@@ -410,7 +427,8 @@ def get_admin(connection: Connection) -> AdminClient:
     """
     cluster = build_cluster_key(connection)
     if (found := _admins.get(cluster)) is None:
-        found = _admins[cluster] = AdminClient(connection.config()), time.monotonic()
+        with refuse_missing_token(connection):
+            found = _admins[cluster] = AdminClient(connection.config()), time.monotonic()
     return found[0]
 
 

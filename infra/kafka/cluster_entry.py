@@ -1,10 +1,12 @@
 """Knows why a cluster refuses this client: librdkafka retries for ever, and reports refusals only outside calls.
 
-After a process has once been accepted, a refusal is temporary: a starting broker does not know its users yet.
+After a process has once been accepted, a refusal is temporary: a starting broker does not know its users yet. A missing
+token is always temporary, because the server of the tokens may be away.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from confluent_kafka import KafkaError
@@ -12,11 +14,18 @@ from confluent_kafka import KafkaError
 from headrace.infra.environment import KAFKA_CLIENT_VARIABLE
 from headrace.infra.kafka.listener_security import Listener, look_at_listener
 
-REFUSALS = {
-    KafkaError._SSL: "security.protocol and ssl.ca.location",  # noqa: SLF001 - librdkafka's own codes begin so
-    KafkaError._AUTHENTICATION: "sasl.mechanism, sasl.username and sasl.password",  # noqa: SLF001
+TLS_SETTINGS = "security.protocol and ssl.ca.location"
+LOGIN_SETTINGS = {
+    "OAUTHBEARER": (
+        "sasl.mechanism, and the function of oauth_cb or sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret "
+        "and sasl.oauthbearer.scope"
+    ),
+    "GSSAPI": "sasl.mechanism, sasl.kerberos.service.name, sasl.kerberos.principal and sasl.kerberos.keytab",
 }
-"""Reports of refused clients, and the settings to check."""
+"""By SASL mechanism: the settings to check after a refusal."""
+NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token: "  # noqa: S105 - a report of librdkafka
+_BAD_CLIENT = re.compile(r"invalid_\w+|unauthorized_client|access_denied|unsupported_grant_type")
+"""Matches the answers of a token server (RFC 6749) that does not accept the client."""
 HOW = (
     f"in the environment variable {KAFKA_CLIENT_VARIABLE} (librdkafka's settings as a JSON object, or the path of a "
     "file that holds them)"
@@ -28,7 +37,8 @@ class ClusterEntries:
 
     def __init__(self) -> None:
         self._entered: set[str] = set()
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, KafkaError] = {}
+        self._tokenless: dict[str, str] = {}
 
     def has_entered(self, cluster: str) -> bool:
         """Return whether the cluster has answered this process."""
@@ -37,11 +47,28 @@ class ClusterEntries:
     def note_entry(self, cluster: str) -> None:
         """Note that a cluster has answered."""
         self._entered.add(cluster)
+        self._tokenless.pop(cluster, None)
 
     def note_report(self, cluster: str, error: KafkaError) -> None:
         """Take in a client's report, which may be a refusal."""
-        if error.code() in REFUSALS:
-            self._refusals[cluster] = f"{error.str()}: correct {REFUSALS[error.code()]} {HOW}"
+        is_login = error.code() == KafkaError._AUTHENTICATION  # noqa: SLF001 - librdkafka's own codes begin so
+        if is_login and error.str().startswith(NO_TOKEN) and not _BAD_CLIENT.search(error.str()):
+            self.note_missing_token(cluster, error.str().removeprefix(NO_TOKEN))
+        elif is_login or error.code() == KafkaError._SSL:  # noqa: SLF001
+            self._refusals[cluster] = error
+
+    def note_missing_token(self, cluster: str, why: str) -> None:
+        """Note that no token can be had now: the server of the tokens is away, or the user's function raises."""
+        self._tokenless[cluster] = why
+
+    def describe_missing_token(self, cluster: str, client: Mapping[str, str]) -> str:
+        """Return why there is no token for a cluster, and where it comes from; empty if there is one, or if unknown."""
+        if (why := self._tokenless.get(cluster)) is None:
+            return ""
+        server = client.get("sasl.oauthbearer.token.endpoint.url")
+        source = f"the token server {server} gives no token" if server else f"{client.get('oauth_cb')} gives no token"
+        what = "start it, or correct sasl.oauthbearer.token.endpoint.url" if server else "correct the function"
+        return f"{source} ({why}): {what}"
 
     def find_refusal(self, cluster: str, bootstrap: str, client: Mapping[str, str]) -> str:
         """Return why a cluster refuses this process, and what to set; empty after it was accepted, or if unknown.
@@ -51,9 +78,13 @@ class ClusterEntries:
             bootstrap: Its addresses, which are probed if no client reported a reason.
             client: The client settings in use.
         """
-        if cluster in self._entered:
+        if cluster in self._entered or cluster in self._tokenless:
             return ""
-        return self._refusals.get(cluster, "") or describe_wrong_protocol(bootstrap, client)
+        if (error := self._refusals.get(cluster)) is None:
+            return describe_wrong_protocol(bootstrap, client)
+        mechanism = client.get("sasl.mechanism", client.get("sasl.mechanisms", ""))
+        login = LOGIN_SETTINGS.get(mechanism, "sasl.mechanism, sasl.username and sasl.password")
+        return f"{error.str()}: correct {TLS_SETTINGS if error.code() == KafkaError._SSL else login} {HOW}"  # noqa: SLF001
 
 
 ENTRIES = ClusterEntries()

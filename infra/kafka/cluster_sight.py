@@ -6,13 +6,12 @@ Data that cannot be read is None, with the reason in `refused`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import ConfigResource, ResourceType
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.admin_answers import await_answer
@@ -26,6 +25,7 @@ from headrace.infra.kafka.clients import (
 )
 from headrace.infra.kafka.cluster_topics import fetch_topics
 from headrace.infra.kafka.group_offsets import REQUEST_S, await_coordinator
+from headrace.infra.kafka.topic_creation import list_errors, request_topics
 from headrace.schemas.topics import TopicSpec
 
 TRANSACTION_S = 15.0
@@ -193,10 +193,9 @@ class _Look:
         """
         if not missing:
             return {}, {}
-        new = [NewTopic(spec.name, spec.partitions, config={**spec.config, **spec.made_with}) for spec in missing]
-        made = _errors_of(self.admin.create_topics(new, validate_only=True, request_timeout=REQUEST_S))
+        made = request_topics(self.admin, missing, validate_only=True, request_timeout=REQUEST_S)
         names = TopicCollection([spec.name for spec in missing])
-        described = _errors_of(self.admin.describe_topics(names, request_timeout=REQUEST_S))
+        described = list_errors(self.admin.describe_topics(names, request_timeout=REQUEST_S))
         forbidden = {
             spec.name: (CREATE if _is_forbidden(made[spec.name]) else frozenset())
             | (ALL_BUT_CREATE if _is_forbidden(described[spec.name]) else frozenset())
@@ -208,18 +207,6 @@ class _Look:
             if error is not None and not _is_forbidden(error) and error.args[0].code() in UNMAKEABLE
         }
         return forbidden, other
-
-
-def _errors_of(futures: Mapping[str, Future[Any]]) -> dict[str, KafkaException | None]:
-    found: dict[str, KafkaException | None] = {}
-    for name, future in futures.items():
-        try:
-            await_answer(future)
-        except KafkaException as error:
-            found[name] = error
-        else:
-            found[name] = None
-    return found
 
 
 def _is_forbidden(error: BaseException | None) -> bool:

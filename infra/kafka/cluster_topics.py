@@ -8,7 +8,14 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ClusterMetadata
 
 from headrace.infra.backoff import Backoff
-from headrace.infra.kafka.clients import Connection, KafkaRefused, build_cluster_key, call_patiently, get_admin
+from headrace.infra.kafka.clients import (
+    Connection,
+    KafkaAway,
+    KafkaRefused,
+    build_cluster_key,
+    call_patiently,
+    get_admin,
+)
 from headrace.infra.kafka.cluster_entry import ENTRIES
 from headrace.infra.kafka.topic_offsets import SETTLING_S, fetch_end_offsets, fetch_stable_ends
 
@@ -42,7 +49,12 @@ def fetch_topics(connection: Connection, patience_s: float, longest_answer_s: fl
         ENTRIES.note_entry(cluster)
         return found
 
-    found: ClusterMetadata = call_patiently(ask, "listing topics", patience_s)
+    try:
+        found: ClusterMetadata = call_patiently(ask, "listing topics", patience_s)
+    except KafkaAway as error:
+        if why := ENTRIES.describe_missing_token(cluster, connection.client):
+            raise KafkaAway(f"Kafka at {connection.bootstrap} cannot be asked: {why}") from error
+        raise
     return found
 
 

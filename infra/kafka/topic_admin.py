@@ -6,16 +6,24 @@ import time
 from collections.abc import Iterable
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import KafkaError, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.inflection import inflect
 from headrace.infra.kafka.admin_answers import await_answer
-from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, get_admin, translate_kafka_errors
+from headrace.infra.kafka.clients import (
+    Connection,
+    KafkaAway,
+    KafkaRefused,
+    get_admin,
+    translate_error,
+    translate_kafka_errors,
+)
 from headrace.infra.kafka.cluster_topics import fetch_topics
+from headrace.infra.kafka.topic_creation import request_topics
 from headrace.infra.kafka.topic_offsets import fetch_partition_count
-from headrace.schemas.topics import TopicSpec
+from headrace.schemas.topics import TopicSpec, list_unmet
 
 log = structlog.get_logger()
 
@@ -89,16 +97,9 @@ def describe_branching(bootstrap: str, run: str, name: str) -> str:
 def _create(admin: AdminClient, missing: list[TopicSpec], replication: int) -> None:
     if not missing:
         return
-    new = [NewTopic(s.name, s.partitions, replication, config={**s.config, **s.made_with}) for s in missing]
-    for name, future in admin.create_topics(new, operation_timeout=30, request_timeout=35).items():
-        try:
-            with translate_kafka_errors(f"creating topic {name}"):
-                await_answer(future)
-        except Exception as error:
-            cause = error.__cause__
-            if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                continue  # another launcher was faster
-            raise
+    for name, error in request_topics(admin, missing, replication, operation_timeout=30, request_timeout=35).items():
+        if error is not None and error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another launcher was faster
+            raise translate_error(error, f"creating topic {name}") from error
     _await_listed(admin, {spec.name for spec in missing})
     log.info("topics.created", count=len(missing))
 
@@ -163,9 +164,9 @@ def _find_config_differences(admin: AdminClient, specs: list[TopicSpec]) -> list
     for spec, resource in zip(specs, resources, strict=True):
         with translate_kafka_errors(f"reading settings of topic {spec.name}"):
             entries = await_answer(futures[resource])
+        config = {key: str(entry.value) for key, entry in entries.items()}
         differences += [
-            f"{spec.name} has {key}={entries[key].value}, the run needs {value}"
-            for key, value in spec.config.items()
-            if entries[key].value != value
+            f"{spec.name} has {key}={config[key]}, the run needs {spec.config[key]}"
+            for key in list_unmet(spec.config, config)
         ]
     return differences

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.infra.environment import END_REPORT_VARIABLE, read_environment
-from headrace.infra.errors import HeadraceError
-from headrace.infra.process.log_lines import ERROR_MARK, read_lines
+from headrace.infra.errors import ERROR_MARK, HeadraceError
+from headrace.infra.process.log_lines import read_lines
 
 FAILED = 1
 """Exit code of a Python process that ends with a traceback."""

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-ERROR_MARK = "error: "
-"""Begin of an error line of the command line."""
-ERROR_LEVEL = '"level": "error"'
-ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b")
-"""Matches the begin of a traceback's last line."""
+from headrace.infra.errors import ERROR_MARK
+
+ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b|Fatal Python error: |Timeout \(\d")
+"""Matches the begin of a traceback's last line, or of a dump of all stacks."""
 LONGEST_LINE = 400
 """Most characters of a shown line."""
-NOISE = re.compile(r"nanobind: |\s+- leaked (function|type|instance|keep_alive)|\s+- \.\.\. skipped remainder")
-"""Matches output of C++ extensions at process exit, which would hide the reason of the exit."""
+NOISE = re.compile(
+    r"nanobind: |See https://nanobind|\s+- leaked (function|type|instance|keep_alive)|\s+- \.\.\. skipped remainder"
+    r"|.*resource_tracker: |\s+warnings\.warn\(|\s+\+[-+]"
+)
+"""Matches what extensions and Python print at process exit, which would hide the reason, and rules between errors."""
+_GROUP_MARK = re.compile(r"\s+[|+] ")
+"""Begin of a line of a traceback of several errors."""
+_NO_SENTENCE = re.compile(r"\[[a-z]+\] |\{|\s+File \"|(Current t|T)hread 0x|Extension modules: ")
+"""Matches a line that does not tell why a process ended: a logged event that is no error, or a line of a stack."""
+_REASONS = ("why", "error", "remedy")
+_ON_EVERY_LINE = frozenset({"component", "event", "level", "timestamp", "run"})
 
 
 def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]:
-    """Return the meaningful lines of a log, cut at 400 characters; none if it cannot be read.
+    """Return the meaningful lines of a log as sentences, cut at 400 characters; none if it cannot be read.
 
     Args:
         path: The log.
@@ -33,7 +42,7 @@ def read_lines(path: Path, begin: int, most_bytes: int = 1_000_000) -> list[str]
             text = file.read(most_bytes).decode(errors="replace")
     except OSError:
         return []
-    return [line[:LONGEST_LINE] for line in text.splitlines() if line.strip() and not NOISE.match(line)]
+    return unfold_lines(text.splitlines())
 
 
 def read_last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[str]:
@@ -41,7 +50,35 @@ def read_last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[s
     return read_lines(path, -most_bytes, most_bytes)[-count:]
 
 
+def unfold_lines(lines: Iterable[str]) -> list[str]:
+    """Return lines without noise, logged events as sentences and logged tracebacks as lines."""
+    unfolded = (part for line in lines for part in _unfold(line))
+    return [line[:LONGEST_LINE] for line in unfolded if line.strip() and not NOISE.match(line)]
+
+
 def find_last_error(lines: Sequence[str]) -> str:
-    """Return the last error line of a log, else its last line; empty for an empty log."""
-    errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_LEVEL in line or ERROR_TYPE.match(line)]
-    return (errors or list(lines) or [""])[-1].removeprefix(ERROR_MARK)
+    """Return the last error of a log in a sentence, else the last line that could be one; empty if there is none."""
+    lines = unfold_lines(lines)
+    errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_TYPE.match(line)]
+    others = [line for line in lines if not _NO_SENTENCE.match(line)]
+    return (errors or others or [""])[-1].removeprefix(ERROR_MARK)
+
+
+def _unfold(line: str) -> list[str]:
+    """Return a line of JSON as text: an error in the form of the command line, or its traceback."""
+    if not line.startswith("{"):
+        return [_GROUP_MARK.sub("", line, count=1)] if _GROUP_MARK.match(line) else [line]
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return [line]
+    if not isinstance(told, dict) or not isinstance(told.get("event"), str) or "level" not in told:
+        return [line]
+    if told["level"] == "error":
+        if isinstance(told.get("exception"), str):
+            return str(told["exception"]).splitlines()
+        if reason := next((told[name] for name in _REASONS if isinstance(told.get(name), str)), ""):
+            return [ERROR_MARK + " ".join(reason.split())]
+    values = ", ".join(f"{name}={value}" for name, value in told.items() if name not in _ON_EVERY_LINE)
+    mark = ERROR_MARK if told["level"] == "error" else f"[{told['level']}] "
+    return [f"{mark}{told['event']} {values}".rstrip()]

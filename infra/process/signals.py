@@ -76,25 +76,35 @@ def begin_attempts(stop: threading.Event) -> Iterator[Attempt]:
 
 
 def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    """Return an event that SIGTERM, SIGINT and SIGHUP set; a second SIGTERM or SIGINT ends the process at once.
+
+    SIGHUP comes when a terminal is closed, often twice: from the system and from the shell. If the process was started
+    with SIGHUP ignored (nohup), it stays ignored.
+    """
     stop = threading.Event()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
+            if number == signal.SIGHUP:
+                return
             raise KeyboardInterrupt
         log.info("process.stopping", signal=signal.Signals(number).name)
         stop.set()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for caught in _list_stopping():
+        signal.signal(caught, on_signal)
     return stop
+
+
+def _list_stopping() -> list[signal.Signals]:
+    """Return the signals that stop a program: without SIGHUP if it is ignored."""
+    return [one for one in STOPPING if one is not signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
 
 
 @contextmanager
 def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
     """Set a handler for the signals that stop a program; an ignored SIGHUP (nohup) stays ignored."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    taken = {n: old for n, old in before.items() if n is not signal.SIGHUP or old is not signal.SIG_IGN}
+    taken = {number: signal.getsignal(number) for number in _list_stopping()}
     for number in taken:
         signal.signal(number, handler)
     try:

@@ -18,7 +18,7 @@ import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.environment import END_REPORT_VARIABLE
-from headrace.infra.errors import FENCED, HeadraceError, UsageError
+from headrace.infra.errors import ERROR_MARK, FENCED, HeadraceError, UsageError
 from headrace.infra.inflection import inflect
 from headrace.infra.own_frames import find_own_location
 from headrace.infra.process.child_process import (
@@ -34,7 +34,7 @@ from headrace.infra.process.cpu_account import CpuAccount
 from headrace.infra.process.end_report import EndReport, read_end
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
-from headrace.infra.process.log_lines import ERROR_MARK, find_last_error, read_last_lines, read_lines
+from headrace.infra.process.log_lines import find_last_error, read_last_lines, read_lines
 from headrace.infra.process.patience import Deaths, Patience
 
 FINISHED = 0

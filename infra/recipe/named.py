@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.plug_ins import load_plug_in
+from headrace.infra.plug_ins import load_plug_in
 
 SETTING_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 

@@ -16,7 +16,7 @@ import structlog
 from blake3 import blake3
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.recipe.plug_ins import is_own, source_paths_of
+from headrace.infra.plug_ins import is_own, source_paths_of
 from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.schemas.records import RecipeRevision
 

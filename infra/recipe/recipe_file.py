@@ -27,7 +27,7 @@ from headrace.infra.environment import (
 )
 from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
-from headrace.infra.recipe.plug_ins import add_search_folders
+from headrace.infra.plug_ins import add_search_folders
 from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
@@ -86,9 +86,9 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
         recipe = _set_all(draft, sets, name_or_path)
     except RecursionError as error:
         raise UsageError(f"recipe {name_or_path} nests tables too deeply") from error
+    add_search_folders(draft.folders)
     refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
     check_client_settings(recipe.kafka.client, f"recipe {name_or_path}: kafka.client", is_complete=False)
-    add_search_folders(draft.folders)
     return _check_round_trip(recipe, name_or_path)
 
 

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.bootstrap import Bootstrap
+from headrace.infra.recipe.recipe_paths import find_path
 from headrace.infra.recipe.table import MOST_PARTITIONS, MOST_PROCESSES, RunName, Settings, Temperature
 from headrace.infra.store.endpoint import BucketName, Endpoint, split_scheme
 from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, variant_of
@@ -95,7 +97,8 @@ class Policy(Settings):
     """A policy is a model in training. Give either `path` or `model`: its first weights come from there."""
 
     path: str = ""
-    """Folder of a Hugging Face checkpoint."""
+    """Folder of a Hugging Face checkpoint. If the path is relative, it is looked for beside the recipe first
+    (`docs/recipes.md`)."""
     model: dict[str, Any] = Field(default_factory=dict)
     """Config of a new model, with random weights: the fields of a Hugging Face config, and its model type as
     `architecture`: `{ architecture = "qwen3", … }`."""
@@ -107,6 +110,11 @@ class Policy(Settings):
     """Train only an adapter; by default all weights are trained. Cannot change during a run."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Keys of `[trainer]` that differ for this policy."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that `path` names, on this machine."""
+        return find_path(self.path, "policies.NAME.path")
 
     @model_validator(mode="after")
     def _check_origin(self) -> Policy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from xml.etree import ElementTree as ET
 
@@ -28,6 +29,8 @@ MOST_PARTS = 10_000
 """S3's limit; the parts of an object beyond 80 GB are larger."""
 JOIN_S, SLOWEST_JOIN_BYTES_PER_S = 30.0, 20_000_000
 """Seconds for a store to take a part or to join all parts; to send all again earlier would not help."""
+_REFUSED = frozenset({400, 403})
+"""Statuses with many causes, which only the code in a body tells apart."""
 T = TypeVar("T")
 
 
@@ -108,11 +111,36 @@ class Bucket:
                 raise
             raise translate_error(error, self.name_object(key), self.address, self.access_key) from error
 
+    def _ask_head(self, call: Callable[[], T], key: str) -> T:
+        """Make a HEAD request. A refusal has no body, so a GET of the same thing is made once for the code."""
+        from minio.error import InvalidResponseError, S3Error
+
+        def request() -> T:
+            try:
+                return call()
+            except S3Error as error:
+                if error.response.status not in _REFUSED:
+                    raise
+                try:
+                    self._get_little(key)
+                except (S3Error, InvalidResponseError) as told:
+                    if "Code>" in str(told) or isinstance(told, S3Error):
+                        raise told from error
+                raise
+
+        return self.ask(request, key)
+
+    def _get_little(self, key: str) -> None:
+        if key:
+            with self.open_object(key, 0, 1):
+                return
+        next(iter(self.client.list_objects(bucket_name=self.address.bucket)), None)
+
     def stat(self, key: str) -> StoredAs | None:
         """Return the client's size and date of an object; None if it does not exist."""
         name = self.address.bucket
         try:
-            return self.ask(lambda: self.client.stat_object(bucket_name=name, object_name=key), key)
+            return self._ask_head(lambda: self.client.stat_object(bucket_name=name, object_name=key), key)
         except ObjectMissing:
             return None
 
@@ -126,6 +154,15 @@ class Bucket:
                 for one in found
                 if one.object_name and one.last_modified is not None and not one.is_dir
             ]
+
+        return self.ask(request, prefix)
+
+    def list_some(self, prefix: str, most: int) -> list[str]:
+        """Return the keys of some objects with this prefix."""
+
+        def request() -> list[str]:
+            found = self.client.list_objects(bucket_name=self.address.bucket, prefix=prefix)
+            return [one.object_name for one in islice(found, most) if one.object_name and not one.is_dir]
 
         return self.ask(request, prefix)
 
@@ -184,7 +221,7 @@ class Bucket:
 
     def has_bucket(self) -> bool:
         """Return whether the bucket exists."""
-        return self.ask(lambda: self.client.bucket_exists(bucket_name=self.address.bucket), "")
+        return self._ask_head(lambda: self.client.bucket_exists(bucket_name=self.address.bucket), "")
 
     def make(self) -> None:
         """Make the bucket unless it exists."""

@@ -2,7 +2,7 @@
 
 Nothing is ever overwritten with other bytes and every reader checks what it reads, so a store that tears overwrites and
 has no conditional put is good enough. An unreachable store is reported at once (StoreUnavailable, within 5 s on the
-default timeout); waiting and trying again is the caller's.
+default timeout, or three times as long if it is silent again); waiting and trying again is the caller's.
 
 The errors are in `store_errors.py`, requests and their second attempts in `bucket.py`.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -37,6 +38,7 @@ from headrace.infra.store.store_errors import (
     StoreError,
     StoreUnavailable,
 )
+from headrace.infra.store.unread_objects import LOST_AFTER_S, UnreadObjects
 
 if TYPE_CHECKING:
     from minio.datatypes import Object as StoredAs
@@ -75,9 +77,16 @@ class ObjectStore:
     Raises UsageError for an endpoint that is not valid, and where there are no keys.
     """
 
-    def __init__(self, address: StoreAddress, *, timeout_s: float = STORE_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: StoreAddress,
+        *,
+        timeout_s: float = STORE_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.address = address
         self._bucket = Bucket(address, timeout_s)
+        self._unread = UnreadObjects(self._bucket, clock)
 
     def close(self) -> None:
         """Close idle connections; the store may be used again."""
@@ -169,7 +178,7 @@ class ObjectStore:
                     response.read(start)
                 return response.read(length)
 
-        data = self._bucket.ask(read, key)
+        data = self._read(read, key)
         if len(data) != length:
             raise ObjectCorrupt(
                 f"{self._bucket.name_object(key)} ends before byte {start + length}: it is shorter than recorded"
@@ -245,6 +254,19 @@ class ObjectStore:
             and _read_answer_time(found) - found.last_modified < TAKEN_AS_STORED
         )
 
+    def _read(self, request: Callable[[], T], key: str) -> T:
+        """Read from an object. Raises ObjectMissing for one that could not be read for a while, though others could."""
+        try:
+            found = self._bucket.ask(request, key)
+        except StoreUnavailable as error:
+            if self._unread.note_failure(key):
+                raise ObjectMissing(
+                    f"{error}. It counts as lost: for {LOST_AFTER_S:g} s it could not be read, but other objects could"
+                ) from error
+            raise
+        self._unread.note_read(key)
+        return found
+
     def _stream(self, key: str, sha256: str, size_bytes: int, into: BinaryIO) -> None:
         def read() -> str:
             digest = hashlib.sha256()
@@ -258,7 +280,7 @@ class ObjectStore:
                         break
             return digest.hexdigest()
 
-        found = self._bucket.ask(read, key)
+        found = self._read(read, key)
         if (size := into.tell()) != size_bytes:
             more = " or more" if size > size_bytes else ""
             raise ObjectCorrupt(

@@ -4,6 +4,7 @@ StoreError
 ├── ObjectMissing        no such object (or bucket)
 ├── ObjectCorrupt        the object's bytes are not the ones that its name and record promise
 ├── StoreDenied          the keys are wrong or lack a right
+│   └── KeysExpired      (also an Unavailable) the keys were right, and may be replaced while a run waits
 └── StoreUnavailable     (also an Unavailable) the store does not answer now
 """
 
@@ -15,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from headrace.infra.environment import AWS_CREDENTIALS_VARIABLE
 from headrace.infra.errors import HeadraceError, Unavailable
 
 if TYPE_CHECKING:
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
 _MISSING = frozenset({"NoSuchKey", "NoSuchObject", "NoSuchBucket", "NoSuchVersion"})
 _DENIED = frozenset({
-    "AccessDenied", "AllAccessDisabled", "AccountProblem", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
-    "SignatureDoesNotMatch",
+    "AccessDenied", "AllAccessDisabled", "AccountProblem", "InvalidAccessKeyId", "SignatureDoesNotMatch",
 })  # fmt: skip
+_EXPIRED = frozenset({"ExpiredToken", "InvalidToken"})
 SKEW_S = 300
 """Stores refuse requests whose signed time is 15 minutes off; a smaller difference shows that a clock is wrong."""
 _BUSY, _LOST = (
@@ -94,6 +96,10 @@ class StoreDenied(StoreError):
         self.code, self.advice = code, advice
 
 
+class KeysExpired(StoreDenied, Unavailable):
+    """The session token of the keys has expired. A run waits, because keys in a file are read again."""
+
+
 class StoreUnavailable(StoreError, Unavailable):
     """The store does not answer now."""
 
@@ -102,16 +108,11 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
     """Return an error of the S3 client as one of this module; `where` names the object that was asked for."""
     from urllib3.exceptions import SSLError
 
-    from headrace.infra.store.access import KEY_SOURCES, explain_tls_refusal
+    from headrace.infra.store.access import explain_tls_refusal
 
     code, status = _read_s3_code(error), _http_status(error)
-    if code in _DENIED or status in _UNAUTHORISED:
-        advice = (
-            f"{_describe_skew(error)}check the keys ({KEY_SOURCES}) and their rights (`headrace store-policy` prints "
-            "the rights that each component needs)"
-        )
-        answer = code or str(status)
-        return StoreDenied(f"{where}: {answer} for the access key {access_key!r}; {advice}", answer, advice)
+    if code in _EXPIRED | _DENIED or status in _UNAUTHORISED:
+        return _build_denial(error, code or str(status), where, access_key)
     if why := _find_retry_reason(code or "", status):
         return StoreUnavailable(f"{where}: the store cannot answer now ({code or status}: {why})")
     if code in _MISSING:
@@ -122,6 +123,23 @@ def translate_error(error: Exception, where: str, address: StoreAddress, access_
         return StoreUnavailable(f"{where}: the store does not answer ({error})")
     named = code or f"HTTP {status}"  # the answer to a HEAD has no code
     return StoreError(f"{where}: the store refuses this request ({named}): {_explain_refusal(named, error, address)}")
+
+
+def _build_denial(error: Exception, answer: str, where: str, access_key: str) -> StoreDenied:
+    from headrace.infra.store.access import KEY_SOURCES
+
+    is_expired = answer in _EXPIRED
+    remedy = (
+        "the session token may have expired: write new keys into the file that "
+        f"{AWS_CREDENTIALS_VARIABLE} names, which is read again at every request; keys in environment variables need a "
+        "new start"
+        if is_expired
+        else f"check the keys ({KEY_SOURCES}) and their rights (`headrace store-policy` prints the rights that each "
+        "component needs)"
+    )
+    advice = f"{_describe_skew(error)}{remedy}"
+    text = f"{where}: {answer} for the access key {access_key!r}; {advice}"
+    return (KeysExpired if is_expired else StoreDenied)(text, answer, advice)
 
 
 def _explain_refusal(code: str, error: Exception, address: StoreAddress) -> str:

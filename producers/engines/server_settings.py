@@ -14,6 +14,7 @@ from typing import Any
 from headrace.infra.environment import expand_user, temporary_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import refuse_unknown_options
+from headrace.infra.recipe.recipe_paths import find_path
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.contract import LOGPROB_CONVENTION, EngineError, LogprobConvention
@@ -176,8 +177,9 @@ def _check_python(kind: ServerKind, settings: ServerSettings) -> None:
 
 def find_python(settings: ServerSettings) -> str:
     """Return the program that starts servers. Raises UsageError for a `~` without a home folder."""
-    path = expand_user(Path(settings.python), "rollout.engine.python")
-    return str(path.absolute() if len(path.parts) > 1 else path)  # servers run in folders of their own
+    if len(Path(settings.python).parts) == 1:
+        return settings.python
+    return str(find_path(settings.python, "rollout.engine.python"))  # absolute: servers run in folders of their own
 
 
 def find_folder(settings: ServerSettings) -> Path:

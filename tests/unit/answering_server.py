@@ -30,7 +30,8 @@ def answering_server(
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command == "GET":
+                self.wfile.write(body)
 
         do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
 

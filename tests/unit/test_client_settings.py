@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka import client_settings
 from headrace.infra.kafka.client_settings import LEAST_POLL_MS, check_client_settings, read_client_settings
-from headrace.infra.kafka.clients import Connection, RunAddress
+from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, refuse_missing_token
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Kafka, Recipe, Store
@@ -61,9 +63,11 @@ def test_what_cannot_be_read_is_told_without_a_word_of_it(text: str, monkeypatch
     [
         ({"sasl.mechnism": "PLAIN"}, "sasl.mechnism is not a librdkafka setting"),
         ({"socket.timeout.ms": "soon"}, "socket.timeout.ms does not take the value"),
-        ({"error_cb": "print"}, "error_cb is not a librdkafka setting"),
-        ({"logger": "print"}, "logger is not a librdkafka setting"),
-        ({"default.topic.config": "x"}, r"default\.topic\.config is not a librdkafka setting"),
+        ({"error_cb": "print"}, "error_cb is a function or an object of the Python client, .*: leave it out"),
+        ({"logger": "print"}, "logger is a function or an object"),
+        ({"default.topic.config": "x"}, r"default\.topic\.config is a function or an object"),
+        ({"oauth_cb": "get"}, r"oauth_cb cannot be .*own function as `package\.module:function`.*method=oidc with"),
+        ({"oauth_cb": "nowhere:get"}, "oauth_cb: there is no module nowhere: .*Put it beside the recipe"),
         ({"message.max.bytes": "1000.0"}, r"message\.max\.bytes must be 1000000 or more"),
         (
             {"isolation.level": "read_uncommitted"},
@@ -233,3 +237,22 @@ def test_a_wait_for_the_store_ends_before_a_member_of_a_group_must_poll(monkeypa
         with pytest.raises(StoreUnavailable):
             run.get(ClaimCheck("main", "groups/a", "a", 1))
         assert 15 < now_s - before < interval_ms / 1000
+
+
+def test_a_token_function_beside_the_recipe_is_called_by_the_client_and_its_error_is_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_tokens.py").write_text(
+        "def get(config):\n    if not config:\n        raise OSError('the vault is away')\n    return config, 9e9\n"
+    )
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('extends = "arithmetic"\n[kafka.client]\n"oauth_cb" = "my_tokens:get"\n')
+    monkeypatch.setattr("sys.path", [*sys.path])
+    connection = Connection("nobody:1", load_recipe(str(recipe)).kafka.client)
+    get = connection.config()["oauth_cb"]
+    assert get("token") == ("token", 9e9)
+    assert get("") is None
+    why = "my_tokens:get gives no token (OSError: the vault is away at my_tokens.py:3 in get): correct the function"
+    with pytest.raises(KafkaAway) as caught, refuse_missing_token(connection):
+        raise KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
+    assert str(caught.value) == f"no Kafka client can be made: {why}"

@@ -132,6 +132,18 @@ def test_what_a_cluster_lacks_is_named_with_its_remedy(what: str, seen: Callable
     assert said in lacking[0].detail
 
 
+def test_topics_as_the_documentation_lists_them_are_fit_and_what_only_tunes_is_a_note() -> None:
+    made = {
+        spec.name: replace(SOUND.topics[spec.name], config={"segment.bytes": "1", **spec.config})
+        for spec in WANTED.topics
+    }
+    made[CURATED] = with_topic(CURATED, max_message_bytes=str(64 << 20)).topics[CURATED]
+    [topics] = [one for one in check_cluster(replace(SOUND, topics=made), WANTED) if one.what == "topics"]
+    assert (topics.ok, topics.is_note) == (True, True)
+    assert "t.state has segment.bytes=1, better is 16777216" in topics.detail
+    assert CURATED not in topics.detail
+
+
 def test_each_missing_right_is_a_line_and_what_a_run_can_do_without_is_no_fault() -> None:
     nothing = replace(SOUND, topics={name: replace(one, operations=frozenset()) for name, one in SOUND.topics.items()})
     rights = [finding for finding in check_cluster(nothing, WANTED) if finding.what == "rights"]

@@ -96,8 +96,8 @@ def test_settings_that_do_not_fit_the_listener_are_named(serve: Serve) -> None:
 class RefusingAdmin:
     """An admin client that no broker answers as it should."""
 
-    def __init__(self, report: Callable[[KafkaError], object]) -> None:
-        self.report, self.answers, self.asked = report, False, 0
+    def __init__(self, report: Callable[[KafkaError], object], why: str = "Invalid username or password") -> None:
+        self.report, self.answers, self.asked, self.why = report, False, 0, why
 
     def list_topics(self, **_: Any) -> Any:
         self.asked += 1
@@ -106,7 +106,7 @@ class RefusingAdmin:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     def poll(self, _: float) -> None:
-        self.report(KafkaError(KafkaError._AUTHENTICATION, "Invalid username or password"))
+        self.report(KafkaError(KafkaError._AUTHENTICATION, self.why))
 
 
 def test_a_wrong_password_ends_the_first_question_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,3 +130,29 @@ def test_a_wrong_password_ends_the_first_question_and_no_later_one(monkeypatch: 
     admin.answers = False
     with pytest.raises(KafkaAway):
         fetch_topics(connection, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("why", "error", "says"),
+    [
+        (
+            "Failed to connect to sso:443 after 0 ms",
+            KafkaAway,
+            "the token server https://sso gives no token .Failed to",
+        ),
+        ('{"error":"invalid_client"}', NotLetIn, "invalid_client.*correct .*sasl.oauthbearer.client.secret"),
+    ],
+)
+def test_a_token_server_that_is_away_is_a_pause_and_one_that_refuses_the_client_is_not(
+    why: str, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://sso"}
+    connection = Connection("127.0.0.1:1", client)
+    entries = ClusterEntries()
+    for module in (clients, cluster_topics):
+        monkeypatch.setattr(module, "ENTRIES", entries)
+    admin = RefusingAdmin(connection.config()["error_cb"], f"Failed to acquire SASL OAUTHBEARER token: {why}")
+    monkeypatch.setattr(cluster_topics, "get_admin", lambda _: admin)
+    with pytest.raises(error, match=says) as raised:
+        fetch_topics(connection, 0)
+    assert "sasl.password" not in str(raised.value)

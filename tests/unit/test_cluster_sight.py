@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from headrace.infra.kafka import cluster_sight
 from headrace.infra.kafka.advertised import Advertised
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenGroup, SeenTopic, look_at_cluster
+from headrace.infra.kafka.topic_creation import request_topics
 from headrace.schemas.topics import TopicSpec
 
 THERE, MISSING, UNMAKEABLE = TopicSpec("t.there", 2), TopicSpec("t.missing", 1), TopicSpec("t.unmakeable", 1)
@@ -120,3 +122,18 @@ def test_of_a_cluster_with_an_address_that_nobody_reaches_no_more_is_asked(
     monkeypatch.setattr(cluster_sight, "fetch_topics", lambda *_: pytest.fail("it was asked further"))
     seen = look_at_cluster(Connection("k:1"), TOPICS, ["t.seen"], "t.look")
     assert (seen.brokers, dict(seen.topics), tried) == (silent, {}, [])
+
+
+def test_a_topic_whose_tuning_the_cluster_refuses_is_made_without_it() -> None:
+    made: list[dict[str, str]] = []
+
+    class Admin:
+        def create_topics(self, new: list[Any], **_: Any) -> dict[str, Any]:
+            made.extend(one.config for one in new)
+            return {
+                one.topic: answer(KafkaError.POLICY_VIOLATION if "segment.bytes" in one.config else None) for one in new
+            }
+
+    specs = [TopicSpec("t.state", 1, {"cleanup.policy": "compact"}, {"segment.bytes": "1"}), TopicSpec("t.tasks.a", 1)]
+    assert request_topics(cast("AdminClient", Admin()), specs) == {"t.state": None, "t.tasks.a": None}
+    assert made == [{"cleanup.policy": "compact", "segment.bytes": "1"}, {}, {"cleanup.policy": "compact"}]

@@ -215,7 +215,7 @@ def test_nothing_is_read_before_a_problem_is_asked_for_so_that_workers_need_no_f
     problem = problem_from_json(payload)
     elsewhere = Dataset(1, "/nowhere/a.jsonl", columns=COLUMNS)
     assert elsewhere.score(problem, f"\\boxed{{{problem.answer}}}").reward == 1
-    with pytest.raises(TaskFileError, match=r"cannot read tasks from /nowhere/a\.jsonl: No such file"):
+    with pytest.raises(TaskFileError, match=r"cannot read tasks from /nowhere/a\.jsonl: .* does not exist"):
         elsewhere.size("train")
 
 
@@ -545,7 +545,7 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], word
         ("openai/gsm8k", b"", "write hub:openai/gsm8k"),
         ("", b"", "must name a file or a folder"),
         ("a\0b", b"", "must name a file or a folder"),
-        ("~nosuchuser/rows.jsonl", b"", "give the path without ~"),
+        ("~nosuchuser/rows.jsonl", b"", "give the full path"),
     ],
 )
 def test_a_path_of_another_kind_is_refused_with_what_to_do(
@@ -649,6 +649,7 @@ def test_a_missing_network_or_library_is_one_clear_sentence(monkeypatch: pytest.
     with pytest.raises(TaskFileError, match=r"needs the library datasets: make install EXTRAS=data"):
         Dataset(1, "hub:openai/gsm8k").read_data()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    Path("a.parquet").touch()
     with pytest.raises(TaskFileError, match=r"a\.parquet needs pyarrow: make install EXTRAS=data"):
         Dataset(1, "a.parquet").read_data()
 

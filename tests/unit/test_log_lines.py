@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from headrace.infra.own_frames import find_own_location
 from headrace.infra.process.log_lines import find_last_error, read_last_lines, read_lines
 
 LEAKS = """nanobind: leaked 12 functions!
@@ -13,6 +16,7 @@ LEAKS = """nanobind: leaked 12 functions!
 nanobind: leaked 3 types!
  - leaked type "headrace.Thing"
 nanobind: this is likely caused by a reference counting issue in the binding code.
+See https://nanobind.readthedocs.io/en/latest/refleaks.html
 """
 
 
@@ -32,3 +36,49 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
     begin = len("of an earlier life\n")
     assert len(read_lines(path, begin)) == 101
     assert find_last_error(read_lines(path, begin, most_bytes=60)) == "the answer is missing"
+
+
+LOGGED = '{{"component": "rollout", "event": "{}", "level": "{}", {}}}\n'
+STUCK = LOGGED.format("worker.stuck", "error", '"silent_s": 60.0, "remedy": "the event loop was blocked"')
+EVENT = LOGGED.format("weights.loaded", "info", '"version": 3')
+TRACE = r"Traceback (most recent call last):\n  File \"/my/shop.py\", line 7, in till\n    x\nValueError: no till"
+RAISED = LOGGED.format("engine.crashed", "error", f'"exception": "{TRACE}"')
+STACKS = """Thread 0x00007f (most recent call first):
+  File "/my/tools.py", line 9 in idle
+
+Thread 0x00007f (most recent call first):
+  File "/my/shop.py", line 50 in till
+  File "/my/shop.py", line 70 in play
+  File "<string>", line 1 in <module>
+"""
+GROUP = """  + Exception Group Traceback (most recent call last):
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/my/shop.py", line 7, in till
+    | ValueError: no till
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence", "at"),
+    [
+        (EVENT, "", ""),
+        ("Killed by the system\n" + EVENT, "Killed by the system", ""),
+        (EVENT + RAISED + EVENT, "ValueError: no till", "/my/shop.py:7 in till"),
+        (EVENT + STUCK + STACKS, "the event loop was blocked", "/my/shop.py:50 in till"),
+        (EVENT + GROUP, "ValueError: no till", "/my/shop.py:7 in till"),
+        (RAISED + "error: the disk is full\n", "the disk is full", ""),
+        (STUCK[:60], "", ""),
+        ("Fatal Python error: Segmentation fault\n\n" + STACKS, "Fatal Python error: Segmentation fault", "shop.py:50"),
+    ],
+)
+def test_the_last_error_is_a_sentence_with_the_line_of_the_users_code(
+    said: str, sentence: str, at: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rollout.log").write_text(said + LEAKS)
+    lines = read_lines(tmp_path / "rollout.log", 0)
+    assert find_last_error(lines) == sentence
+    assert at in (found := find_own_location(lines))
+    assert bool(found) is bool(at)

@@ -205,6 +205,17 @@ def test_a_head_that_is_refused_for_the_clocks_names_what_they_differ_by() -> No
         )
 
 
+@pytest.mark.parametrize("content_type", ["application/xml", "text/xml; charset=utf-8"])
+def test_a_head_that_is_refused_for_an_expired_token_is_asked_by_get_and_is_a_pause(content_type: str) -> None:
+    for code in ("ExpiredToken", "InvalidToken"):
+        with answering(400, s3_error(code), content_type) as store:
+            for ask in (lambda: store.put(DATA, "groups"), store.has_bucket, store.ensure_bucket):
+                with pytest.raises(StoreDenied, match=f"{code}.*the session token may have expired") as caught:
+                    ask()
+                assert isinstance(caught.value, Unavailable) is (ask != store.ensure_bucket), "nothing runs yet"
+                assert "https://" not in str(caught.value)
+
+
 def test_an_answer_that_the_client_cannot_read_is_a_pause() -> None:
     for status, body in ((502, b"<html>bad gateway"), (503, b"<html>"), (429, b"")):
         with answering(status, body, "application/xml") as store, pytest.raises(StoreUnavailable):

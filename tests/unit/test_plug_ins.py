@@ -16,8 +16,8 @@ from headrace.consumers.algorithms.chain import UnknownAlgorithm, load_chain
 from headrace.envs.registry import UnknownEnvironment, load_environment, load_workflow
 from headrace.infra.environment import PLUG_INS_VARIABLE
 from headrace.infra.errors import UsageError
+from headrace.infra.plug_ins import add_search_folders, import_module_named, load_plug_in, search_folders
 from headrace.infra.recipe.named import find_named
-from headrace.infra.recipe.plug_ins import add_search_folders, import_module_named, load_plug_in, search_folders
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Recipe
 from headrace.producers.engines.registry import open_engine
@@ -177,7 +177,7 @@ def test_components_look_where_the_launcher_looks_and_hide_nothing_by_where_they
         c.command for c in list_components(load_recipe("arithmetic"), "kafka://h:1/r", here) if c.name == "feed"
     ]
     python = command[: command.index("-m")]
-    importing = "import queue; from headrace.infra.recipe.plug_ins import import_module_named"
+    importing = "import queue; from headrace.infra.plug_ins import import_module_named"
     code = f"{importing}; print(import_module_named('mine_handed').WHO)"
 
     done = subprocess.run([*python, "-c", code], env=environment, capture_output=True, text=True, check=False, cwd=here)

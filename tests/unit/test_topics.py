@@ -32,7 +32,7 @@ def test_only_the_newest_of_state_and_workers_is_kept_and_all_of_the_rest() -> N
     for spec in TOPICS.all(("sums",), ("solver",), 4):
         if spec.name in (TOPICS.state, TOPICS.workers):
             assert spec.config["cleanup.policy"] == "compact"
-            assert spec.config["segment.bytes"] == str(16 * 1024 * 1024)
+            assert spec.made_with["segment.bytes"] == str(16 * 1024 * 1024), "it only tunes, so it is not required"
         else:
             assert (spec.config["cleanup.policy"], spec.config["retention.ms"]) == ("delete", "-1")
 

@@ -117,13 +117,13 @@ def config_of(policy: Policy) -> transformers.PreTrainedConfig:
     try:
         if policy.path:
             config = transformers.AutoConfig.from_pretrained(
-                policy.path, local_files_only=True, trust_remote_code=False
+                policy.folder, local_files_only=True, trust_remote_code=False
             )
         else:
             options = {key: value for key, value in policy.model.items() if key != "architecture"}
             config = transformers.AutoConfig.for_model(str(policy.model.get("architecture")), **options)
     except (OSError, ValueError) as error:
-        what = f"the config of the model in {policy.path}" if policy.path else "the policy's `model`"
+        what = f"the config of the model in {policy.folder}" if policy.path else "the policy's `model`"
         raise ModelError(f"transformers cannot read {what}: {error}") from error
     return config
 

@@ -29,6 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 from headrace.infra.environment import LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE, is_single_process, read_environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.process.child_process import die_with_parent
+from headrace.infra.process.signals import STOPPING
 from headrace.infra.recipe.plug_in_sources import check_sources, hash_sources, trainer_plug_ins
 from headrace.infra.recipe.settings import Lora, TrainerSettings
 from headrace.infra.run.run import Run
@@ -244,7 +245,7 @@ def _join_group() -> None:
 
 def _run_commands() -> None:
     """Run the leader's commands until it leaves. Ignore signals: the leader handles them for all processes."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     learner: _FollowingLearner | None = None
     while (command := _receive_command())[0] != "leave":
