@@ -32,6 +32,7 @@ from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, find_most_common_wait
 from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
+from headrace.schemas.episode_errors import MALFORMED
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 from headrace.schemas.topics import variant_of
@@ -84,7 +85,7 @@ class Tried:
     def is_sound(self) -> bool:
         """Whether no episode and no data algorithm failed, and no group was malformed."""
         groups = [group for policy in self.policies.values() for group in policy.groups]
-        return not (self.failures or any(one.verdict == "dead" or one.reason == "invalid" for one in groups))
+        return not (self.failures or any(one.verdict == "dead" or one.reason == MALFORMED for one in groups))
 
 
 def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: None) -> Tried:

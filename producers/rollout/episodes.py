@@ -199,7 +199,10 @@ def _take_episode(sample: int, found: Any, spec: WorkflowSpec, actors: Mapping[s
 
 
 def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
-    """Return a workflow's checked result. Raises TypeError or ValueError, which name role and value."""
+    """Return a workflow's checked result; a role without sequences never acted, so it is left out.
+
+    Raises TypeError or ValueError, which name role and value.
+    """
     if not isinstance(episode, Mapping):
         raise TypeError(
             f"a workflow must return a mapping of role to RoleTrajectory; got {type(episode).__name__} {episode!r:.60}"
@@ -220,7 +223,13 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
             raise ValueError(
                 f"the parts of the reward of role {role} must be finite, got {wrong}: correct how they are computed"
             )
-    return episode
+    acted = {role: played for role, played in episode.items() if played.sequences}
+    if episode and not acted:
+        raise ValueError(
+            f"the workflow returned a trajectory without sequences for role {', '.join(episode)}: give RoleTrajectory "
+            "the sequences of its answers (`chat.sequences()`), or leave out a role that never acted"
+        )
+    return acted
 
 
 # ------------------------------------------------------------------------------------------------- episodes to groups

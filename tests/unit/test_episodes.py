@@ -329,10 +329,10 @@ def test_a_parent_that_is_no_index_fails_its_episode_and_is_named(roles: tuple[s
 
 def test_what_an_episode_writes_into_its_problem_no_other_episode_sees() -> None:
     async def writes(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-        await single_turn(problem, env, actors)
+        played = await single_turn(problem, env, actors)
         seen = cast("Any", problem.extra)["seen"]
         seen.append(1)
-        return {"solver": RoleTrajectory(len(seen), ())}
+        return {"solver": replace(played["solver"], reward=len(seen))}
 
     payload = problem_to_json(Problem("t", "12", extra={"seen": []}))
     groups, _ = play(replace(TASK, payload=payload), spec(writes), context(FakeEngine()))
@@ -359,6 +359,7 @@ def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
     for returned, said in (
         (None, "TypeError: a workflow must return a mapping of role to RoleTrajectory; got NoneType None"),
         ({"solver": Score(1)}, "TypeError: the workflow must return a RoleTrajectory for role solver; got Score"),
+        ({"solver": RoleTrajectory(1, ())}, "ValueError: the workflow returned a trajectory without sequences for rol"),
         ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of role solver must be finite, got [inf]"),
         ({"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))}, "ValueError: the rewards of role solver"),
         ({"solver": RoleTrajectory(1, (), {"x": np.nan})}, "ValueError: the parts of the reward of role solver must"),

@@ -28,6 +28,7 @@ from headrace.ops.figures.standstill import (
     standstill,
 )
 from headrace.ops.figures.standstill_words import describe_restarts
+from headrace.schemas.episode_errors import build_malformed_error
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, GroupUse, Outcome, WorkerStatus
 
 NOW = 1_700_000_000_000
@@ -286,6 +287,17 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
     assert not found.hopeless
     assert "none has ever" not in found.sentence
     assert "exit code" not in found.sentence, "some have succeeded, so it is not given up"
+
+
+def test_trajectories_that_cannot_be_trained_on_count_as_episodes_that_fail() -> None:
+    fold, error = FailingFold(), build_malformed_error("0 of 4 are left (0: empty_mask, nothing was generated)", 4)
+    refused = Outcome(component="curate", verdict="dropped", reason="invalid", rewards=(1.0,) * 4, errors=(error,))
+    for number in range(400):
+        fold.fold_outcome("solver", refused, NOW - 400_000 + 1000 * number)
+    found = said(ROLLING, made=YOUNG, began_ms=1, episodes=fold)
+    assert found is not None
+    assert found.hopeless
+    assert "failed, most of them with the workflow's trajectories cannot be trained on: 0 of 4 are" in found.sentence
 
 
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
