@@ -17,7 +17,7 @@ from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from headrace.producers.rollout.episodes import EPISODE, RolloutContext, WorkflowSpec, play_group
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.producers.rollout.group_records import (
     build_outgoing,
     build_stamp,
@@ -25,6 +25,7 @@ from headrace.producers.rollout.group_records import (
     encode_claim,
     encode_group,
 )
+from headrace.producers.rollout.running_episodes import EPISODE, MANY_TURNS, QUIET_S, RunningEpisodes
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
@@ -407,6 +408,29 @@ def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() 
         in failure.detail
     )
     assert len(codec.decode(value, TrajectoryGroup).trajectories) == 2
+
+
+def test_episodes_that_play_one_turn_after_the_other_are_told_with_turns_tokens_and_place() -> None:
+    now_s, told = 0.0, list[str]()
+
+    async def look() -> str:
+        return running.describe_endless()
+
+    async def loops(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        nonlocal now_s
+        for turn in range(MANY_TURNS):
+            await actors["solver"].generate([1])
+            now_s = float(turn >= MANY_TURNS - 2) * QUIET_S
+            told.append(await asyncio.create_task(look()))
+        return await single_turn(problem, env, actors)
+
+    running = RunningEpisodes(lambda: now_s)
+    play(replace(TASK, n_asked=1), spec(loops), replace(context(FakeEngine()), running=running))
+    *_, before, last = told
+    assert before == "", "so many turns are usual"
+    expected = r"episodes play their 16th turn, with 32 tokens each so far, and none has ended in 20 s; most are at "
+    assert re.fullmatch(expected + r"test_episodes\.py:\d+ in loops", last)
+    assert running.describe_endless() == "", "it has ended"
 
 
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:
