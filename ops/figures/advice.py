@@ -14,8 +14,8 @@ from itertools import chain
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
+from headrace.ops.figures.discard_advice import ADVICE_BY_REASON, OTHER_ADVICE
 from headrace.ops.figures.run_figures import Advice, RewardPoint
-from headrace.ops.figures.standstill import ADVICE_BY_REASON, OTHER_ADVICE
 from headrace.ops.first_decision import is_first_training_decision
 from headrace.schemas.records import EvalResult, Outcome
 

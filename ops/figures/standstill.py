@@ -17,11 +17,14 @@ from headrace.infra.inflection import inflect
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
+from headrace.ops.figures.discard_advice import ADVICE_BY_REASON, OTHER_ADVICE
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
 from headrace.ops.figures.standstill_words import describe_playing, describe_restarts
 from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
+from headrace.producers.rollout.running_episodes import ENDLESS
+from headrace.producers.rollout.watchdog import BLOCKED
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import policy_of, variant_of
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 CAUSES = (
     "server",
     "failing",
+    "blocked",
     "unreachable",
     "trainer",
     "no_worker",
@@ -42,8 +46,8 @@ CAUSES = (
     "playing",
 )
 """Values of `Standstill.cause`, in the order in which they are checked. The trainer is checked a second time, after the
-curator, once it has made its first weights. `failing` and `unreachable` are reported before a version is overdue. If
-only one of several workflows fails, it is reported when no version is overdue."""
+curator, once it has made its first weights. `failing`, `blocked` and `unreachable` are reported before a version is
+overdue. If only one of several workflows fails, it is reported when no version is overdue."""
 FIRST_MS = 300_000
 LEAST_MS = 60_000
 TIMES = 5
@@ -58,23 +62,6 @@ QUIET_MS = 20_000
 """A curator with unread groups that concludes none for this time counts as stopped."""
 SHOWN_WORKERS = 3
 """Largest number of workers that a sentence names."""
-
-OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows their lengths, rewards and ages")
-ADVICE_BY_REASON = {
-    "zero_variance": (
-        "the feeder draws further tasks, or ends the run as solved (feed.solved_share) if most have high rewards",
-        "use harder tasks if most answers are right, easier tasks if most are wrong, or a larger rollout.group_size",
-    ),
-    "stale": ("workers play newer groups", "raise trainer.max_staleness, or check why workers load weights late"),
-    "expired": ("workers play newer groups", "raise trainer.max_staleness, or run fewer workers for this trainer"),
-    "surplus": ("newer groups are trained on", "run fewer workers for this trainer"),
-    "algorithm_failed": (
-        "the next groups go through the chain; after eight failed groups in a row the curator ends with an error",
-        "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
-    ),
-    "failed": ("the feeder issues further tasks", "`headrace discards` shows how the episodes fail"),
-}
-"""Reason of a discard to what happens next, and what a user can do; other reasons have OTHER_ADVICE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +123,8 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
     played = [one for one in seen.recipe.policy_variants if seen.recipe.workflows_of(policy_of(one))]
     candidates = [_Stand(seen, around, now_ms, one) for one in played]
     candidates = [one for one in candidates if one.version < seen.recipe.trainer_of(one.policy_variant).steps]
-    soon = [found for one in candidates for found in (one.explain_failing(), one.explain_unreachable()) if found]
+    looks = (_Stand.explain_failing, _Stand.explain_blocked, _Stand.explain_unreachable)
+    soon = [found for one in candidates for look in looks if (found := look(one))]
     if whole := [found for found in soon if not found.in_part]:
         return whole[0]
     late = [one for one in candidates if at_once or one.overdue_ms > 0]
@@ -221,12 +209,25 @@ class _Stand:
         sentence = f"{self.policy_variant} {short}. What happens next: {itself}. What you can do: {to_do}."
         return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless, found.in_part)
 
+    def explain_blocked(self) -> Standstill | None:
+        """Return the standstill that the user's code blocks all workers, if that is so."""
+        if not (why := self._find_detail_of_all(BLOCKED)):
+            return None
+        itself = "a worker that stays blocked ends, prints its stacks, and is started again"
+        found = _Cause("blocked", f"its workers are {BLOCKED}{why}", itself, "correct this line")
+        return self._build_standstill(found, self.now_ms, "gets no episode")
+
+    def _find_detail_of_all(self, mark: str) -> str:
+        """Return what follows a mark in the first worker's status, if all workers have it; else an empty text."""
+        here = self._list_workers(here=True)
+        if not here or self.around.silent or not all(mark in worker.detail for worker in here):
+            return ""
+        return here[0].detail.partition(mark)[2]
+
     def explain_unreachable(self) -> Standstill | None:
         """Return the standstill that all workers wait for their environment, if that is so."""
-        here, mark = self._list_workers(here=True), f"{ENVIRONMENT}: "
-        if not here or self.around.silent or not all(mark in worker.detail for worker in here):
+        if not (why := self._find_detail_of_all(f"{ENVIRONMENT}: ")):
             return None
-        why = here[0].detail.partition(mark)[2]
         found = _Cause(
             "unreachable",
             f"its environment cannot be reached ({why})",
@@ -281,7 +282,7 @@ class _Stand:
 
     def _blame_waiting(self) -> _Cause | None:
         here = self._list_workers(here=True)
-        if not all(worker.state != "rolling" or worker.detail for worker in here):
+        if any(worker.state == "rolling" and (not worker.detail or ENDLESS in worker.detail) for worker in here):
             return None
         named = [f"{w.worker} is {w.state}{f' ({w.detail})' if w.detail else ''}" for w in here[:SHOWN_WORKERS]]
         more = [f"and {len(here) - SHOWN_WORKERS} more"] if len(here) > SHOWN_WORKERS else []
@@ -333,6 +334,7 @@ class _Stand:
         batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
         short = describe_playing(len(here), running, count, discarded.total(), batch)
+        short += "".join(f"; {worker.worker}: {worker.detail}" for worker in here[:SHOWN_WORKERS] if worker.detail)
         limit = self.seen.recipe.rollout.episode_limit_s
         itself = f"an episode that takes {limit:g} s is ended and counts as failed"
         to_do = f"run more workers, or lower trainer.groups_per_batch; {self._log_hint(here[0].worker)}"

@@ -13,9 +13,9 @@ from headrace.infra.embedded.server_probe import Silence
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
+from headrace.ops.figures.discard_advice import ADVICE_BY_REASON
 from headrace.ops.figures.failing import ENOUGH, FailingFold
 from headrace.ops.figures.standstill import (
-    ADVICE_BY_REASON,
     CAUSES,
     FIRST_MS,
     LEAST_MS,
@@ -384,6 +384,21 @@ def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:
         in found.sentence
     )
     assert said(away, ROLLING, made=YOUNG) is None, "one of them plays"
+
+
+def test_workers_that_users_code_blocks_are_told_at_once_and_endless_episodes_with_their_place() -> None:
+    blocked = replace(ROLLING, detail="blocked for 20 s at shop.py:50 in till: no episode can go on")
+    assert (found := said(blocked, made=YOUNG)) is not None
+    assert found.cause == "blocked"
+    assert "solver gets no episode: its workers are blocked for 20 s at shop.py:50 in till" in found.sentence
+    assert said(blocked, replace(ROLLING, worker="b"), made=YOUNG) is None, "the other one plays"
+    endless = replace(
+        ROLLING, detail="episodes play their 40th turn, and none has ended in 45 s; most are at shop.py:33"
+    )
+    assert said(endless, made=YOUNG) is None, "they may be long"
+    assert (found := said(endless)) is not None
+    assert found.cause == "playing"
+    assert "; rollout-sums-0: episodes play their 40th turn, and none has ended in 45 s" in found.sentence
 
 
 def test_of_a_run_that_is_over_it_is_told_where_it_stood_still() -> None:
