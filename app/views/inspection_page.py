@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from headrace.app.views.answer_metrics import list_answer_metrics
 from headrace.infra.inflection import inflect
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.own_metrics import select_own_metrics
@@ -76,7 +77,7 @@ def step_page(found: StepSeen) -> RenderableType:
 
 def _show_metrics(metrics: Mapping[str, float]) -> Columns:
     known = [(label, form.format(metrics[name])) for name, label, form in INSPECTED_METRICS if name in metrics]
-    return facts([*known, *list_own_metrics(metrics)])
+    return facts([*known, *list_answer_metrics(metrics), *list_own_metrics(metrics)])
 
 
 def list_own_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:

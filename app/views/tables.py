@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.app.views.answer_metrics import describe_answers
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
@@ -129,6 +130,8 @@ def _describe_policies(status: RunFigures) -> Iterator[tuple[str, str]]:
         ends = [f"{reward:.2f}" for reward in (first, last) if reward is not None]
         reward = f", reward {' → '.join(ends)}" if ends else ""
         yield "policy", f"{policy} at version {version}{reward}"
+        if answers := describe_answers(status.answers.get(policy, {})):
+            yield "batch mean", f"{policy}: {answers}"
     for policy_variant, shadow in status.shadows.items():
         yield "shadow", describe_shadow(policy_variant, shadow)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from headrace.app.views.answer_metrics import describe_answers
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
@@ -180,8 +181,8 @@ def _build_numbers_table(moment: Moment) -> Table:
         f" · {figures.wasted_tokens / max(1, figures.tokens):.1%} of all tokens wasted" if figures.wasted_tokens else ""
     )
     table.add_row("speed", f"{moment.rates.samples:,.0f} trajectories/s · {moment.rates.tokens:,.0f} tokens/s{wasted}")
-    for policy, pulse in moment.pulse.policies.items():
-        table.add_row(_make_label("step", policy, moment.recipe), _describe_step(pulse))
+    for label, words in _list_step_rows(moment):
+        table.add_row(label, Text(words))
     for policy in moment.recipe.policies:
         for workflow, found in _select_evals(moment, policy).items():
             some = (*found[:1], *found[1:][-(1 if found[-1].tiers or workflow else 3) :])
@@ -208,6 +209,13 @@ def _build_numbers_table(moment: Moment) -> Table:
         table.add_row("lag", Text(_describe_lag(moment)))
     table.add_row("workers", Text(_describe_workers(moment)))
     return table
+
+
+def _list_step_rows(moment: Moment) -> Iterator[tuple[str, str]]:
+    for policy, pulse in moment.pulse.policies.items():
+        yield _make_label("step", policy, moment.recipe), _describe_step(pulse)
+        if answers := describe_answers(pulse.metrics):
+            yield _make_label("batch mean", policy, moment.recipe), answers
 
 
 def _make_label(word: str, policy: str, recipe: Recipe) -> str:

@@ -231,6 +231,7 @@ class Figures:
             revisions=self._revisions.figures(self._audit.account.begins),
             selection=self._selection,
             shadows={name: self._find_shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
+            answers={name: means for name, means in self._versions.answers.items() if name in self.recipe.policies},
             errors=self._trouble.errors.errors(),
             advice=()
             if self._ended

@@ -162,6 +162,8 @@ class RunFigures:
     """For a branch: run id and versions that it began with, `RUN-ID solver@40`; only `headrace status` sets it."""
     environments: tuple[UsedEnvironment, ...] = ()
     """Environment and data of each workflow, as the newest revision records them; only `headrace status` sets it."""
+    answers: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Policy to the metrics of its newest version about its trajectories: length, turns, and parts of the reward."""
     standstill: Standstill | None = None
     """Why the run makes no further version; None while versions come, and once the run has ended."""
 
