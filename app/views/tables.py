@@ -121,10 +121,11 @@ def _describe_policies(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield the lines of every policy and shadow; before them why no version is made, if that is so."""
     if status.parent:
         yield "branch of", status.parent
+    yield from (("error first", one.sentence) for one in status.advice if one.is_cause)
     if status.standstill is not None:
         yield "failing" if status.standstill.in_part else "no progress", status.standstill.sentence
     yield from (("error", error.sentence) for error in status.errors[:MOST_ERRORS])
-    yield from (("advice", one.sentence) for one in status.advice)
+    yield from (("advice", one.sentence) for one in status.advice if not one.is_cause)
     for policy, version in status.versions.items():
         first, last = status.reward_first.get(policy), status.reward_last.get(policy)
         ends = [f"{reward:.2f}" for reward in (first, last) if reward is not None]

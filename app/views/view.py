@@ -57,8 +57,10 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     fails = standstill is not None and standstill.cause == "failing"
     if standstill is not None and fails:
         parts.append(Text(standstill.sentence, style="bold red"))
+    elif first := [one.sentence for one in moment.figures.advice if one.is_cause]:
+        parts.append(Text("\n".join(first), style="bold red"))
     said = [standstill.sentence] if standstill is not None and not fails else []
-    advice = [one.sentence for one in moment.figures.advice]
+    advice = [one.sentence for one in moment.figures.advice if not one.is_cause]
     if trouble := [*said, *_describe_restarts(moment), *list_warnings(moment).values(), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
     if errors := moment.figures.errors[:MOST_ERRORS_OF_MOMENT]:
@@ -100,7 +102,9 @@ def line(moment: Moment) -> str:
     if failed := [error for error in figures.errors if not error.component]:
         most = describe_error(failed[0].first).partition(":")[0]
         count = sum(error.count for error in failed)
-        words.append(f"{count} {inflect(count, 'episode')} failed (most by {most})")
+        asked = sum({error.stream: error.asked for error in failed}.values())
+        share = f"{count} of {asked}" if asked else f"{count}"
+        words.append(f"{share} {inflect(max(count, asked), 'episode')} failed (most by {most})")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
     if figures.standstill is not None:  # its sentence is long, and is printed once
@@ -283,7 +287,8 @@ def list_warnings(moment: Moment) -> dict[str, str]:
             logprob_gap_mean=metrics.get("logprob_gap_mean", 0.0),
         )
         why = {finding.name: finding.sentence for finding in findings(moment.pulse.policies[policy].recent)}
-        if no_rise := explain_no_rise(signs):
+        many_failed = any(one.policy == policy and one.is_cause for one in moment.figures.advice)
+        if not many_failed and (no_rise := explain_no_rise(signs)):
             why["no_rise"] = no_rise
         of = "" if len(moment.recipe.policies) == 1 else f"{policy}: "
         found |= {f"{of}{name}": f"{of}{sentence}" for name, sentence in why.items()}

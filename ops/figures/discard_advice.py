@@ -15,6 +15,10 @@ ADVICE_BY_REASON = {
         "the next groups go through the chain; after eight failed groups in a row the curator ends with an error",
         "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
     ),
+    "failures": (
+        "the feeder issues further tasks",
+        "fix the error of the failed episodes: `headrace discards` shows it",
+    ),
     "failed": ("the feeder issues further tasks", "`headrace discards` shows how the episodes fail"),
 }
 """Reason of a discard to what happens next, and what a user can do; other reasons have OTHER_ADVICE."""

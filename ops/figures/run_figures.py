@@ -16,6 +16,8 @@ from headrace.schemas.records import EvalResult, UsedEnvironment, WorkerStatus
 MOST_ENTRIES_SHOWN = 16
 """Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
 
+MANY_FAILED = "many_failed"
+"""Name of the advice that many episodes fail."""
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 
 
@@ -111,6 +113,11 @@ class Advice:
     """Sentences that say what was seen, what it means, and what to do."""
     stream: str = ""
     """Stream of the advice; empty if it is about the whole policy."""
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it may be the cause of all else that is reported, so that it comes first."""
+        return self.name == MANY_FAILED
 
 
 @dataclass(frozen=True, slots=True)

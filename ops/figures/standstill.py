@@ -8,9 +8,8 @@ first that applies is reported. It is also reported if versions are made, but ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.infra.inflection import inflect
@@ -20,6 +19,7 @@ from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.discard_advice import ADVICE_BY_REASON, OTHER_ADVICE
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
+from headrace.ops.figures.late_versions import LEAST_MS, patience_ms
 from headrace.ops.figures.standstill_words import describe_playing, describe_restarts
 from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
@@ -48,11 +48,6 @@ CAUSES = (
 """Values of `Standstill.cause`, in the order in which they are checked. The trainer is checked a second time, after the
 curator, once it has made its first weights. `failing`, `blocked` and `unreachable` are reported before a version is
 overdue. If only one of several workflows fails, it is reported when no version is overdue."""
-FIRST_MS = 300_000
-LEAST_MS = 60_000
-TIMES = 5
-PACE_LOOK_BACK = 20
-"""Number of newest versions from which the usual time is taken. A quarter of them may be longer, because of pauses."""
 ENOUGH, ENOUGH_AT_ONCE = 8, RECENT_GROUPS // 2
 """Smallest number of concluded groups for which the share of discards is judged: since the newest version, and while
 versions are made."""
@@ -113,6 +108,8 @@ class Seen:
     """Topic to unread records."""
     in_flight: Mapping[str, int]
     """Policy variant to the number of tasks that are issued and not concluded."""
+    many_failed: Mapping[str, str] = field(default_factory=dict)
+    """Policy to the advice that many of its episodes fail, if they do: the cause of discards, and what to do."""
 
 
 def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool = False) -> Standstill | None:
@@ -244,7 +241,7 @@ class _Stand:
         begin_ms = self.seen.groups.begin_ms(self.policy_variant)
         since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
         what = f"has been trained on hardly any group since {self._format_time(since_ms)}"
-        return self._build_standstill(_build_discarded_cause(self.policy_variant, count, discarded), since_ms, what)
+        return self._build_standstill(self._build_discarded_cause(count, discarded), since_ms, what)
 
     def _build_standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
         name = self.policy_variant
@@ -294,7 +291,12 @@ class _Stand:
         count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         if count < ENOUGH or discarded.total() < MOST * count:
             return None
-        return _build_discarded_cause(self.policy_variant, count, discarded)
+        return self._build_discarded_cause(count, discarded)
+
+    def _build_discarded_cause(self, count: int, discarded: Counter[str]) -> _Cause:
+        found = _build_discarded_cause(self.policy_variant, count, discarded)
+        first = self.seen.many_failed.get(policy_of(self.policy_variant))
+        return found._replace(to_do=first.removesuffix(".")) if first else found
 
     def _blame_feeder(self) -> _Cause | None:
         if self.seen.in_flight.get(self.policy_variant, 0) > 0:
@@ -371,37 +373,6 @@ def _build_discarded_cause(variant: str, count: int, discarded: Counter[str]) ->
     if reason == "algorithm_failed" and variant_of(variant):  # a shadow writes no dead letters
         to_do = "fix the algorithm: the log of its curator gives its error"
     return _Cause("dropped", short, itself, to_do)
-
-
-def patience_ms(made_ms: Iterable[int]) -> int:
-    """Return how long a version may take before it is overdue, from the times of the versions before it."""
-    times = sorted(made_ms)[-PACE_LOOK_BACK - 1 :]
-    took = sorted(later - earlier for earlier, later in pairwise(times))
-    if not took:
-        return FIRST_MS
-    return max(LEAST_MS, TIMES * took[(len(took) - 1) * 3 // 4])
-
-
-def describe_longest_pause(variant: str, made_ms: Mapping[int, int]) -> str:
-    """Return a sentence on the longest pause of a policy or shadow in a finished run; empty if no pause was too long.
-
-    Args:
-        variant: Name of the policy or shadow.
-        made_ms: Version to when it was made, in ms since the epoch.
-    """
-    versions = sorted(made_ms)
-    late = [
-        (made_ms[after] - made_ms[before], after)
-        for at, (before, after) in enumerate(pairwise(versions))
-        if made_ms[after] - made_ms[before] > patience_ms(made_ms[version] for version in versions[: at + 1])
-    ]
-    if not late:
-        return ""
-    longest_ms, version = max(late)
-    return (
-        f"{variant} made no version for {longest_ms / 1000:,.0f} s before version {version}, including times when the "
-        f"run was stopped; this run had {len(late)} pause(s) that were longer than expected"
-    )
 
 
 def describe_discards(variant: str, trained: int, discarded: Mapping[str, int]) -> str:

@@ -196,6 +196,15 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         assert words in shown
 
 
+def test_an_error_that_fails_many_episodes_stands_above_all_that_follows_from_it(moment: Moment) -> None:
+    advice = (Advice("solver", "all_cut_off", "Raise max_tokens."), Advice("solver", "many_failed", "Fix this first."))
+    figures = replace(moment.figures, advice=advice)
+    shown, status = drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))
+    assert shown.index("Fix this first.") < shown.index("started again") < shown.index("Raise max_tokens.")
+    assert "Reward does not rise" not in shown, "no wonder"
+    assert status.index("Fix this first.") < status.index("Raise max_tokens.")
+
+
 def test_the_status_shows_the_means_of_the_newest_batch(moment: Moment) -> None:
     shown = drawn(status_table(status_of(moment.figures)))
     assert "solver: answer tokens 12.25 · turns 2 · calls 1.5" in shown

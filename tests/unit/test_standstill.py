@@ -15,16 +15,13 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
 from headrace.ops.figures.discard_advice import ADVICE_BY_REASON
 from headrace.ops.figures.failing import ENOUGH, FailingFold
+from headrace.ops.figures.late_versions import FIRST_MS, LEAST_MS, describe_longest_pause, patience_ms
 from headrace.ops.figures.standstill import (
     CAUSES,
-    FIRST_MS,
-    LEAST_MS,
     Seen,
     Standstill,
     Surroundings,
     describe_discards,
-    describe_longest_pause,
-    patience_ms,
     standstill,
 )
 from headrace.ops.figures.standstill_words import describe_restarts
@@ -55,6 +52,7 @@ def said(  # noqa: PLR0913 - each is of the defaults of a run that stands still
     in_flight: int = 3,
     at_once: bool = False,
     recipe: Recipe = RECIPE,
+    many_failed: Mapping[str, str] | None = None,
     **around: Any,
 ) -> Standstill | None:
     seen = Seen(
@@ -66,6 +64,7 @@ def said(  # noqa: PLR0913 - each is of the defaults of a run that stands still
         workers=workers,
         lag=lag or {},
         in_flight={"solver": in_flight},
+        many_failed=many_failed or {},
     )
     return standstill(seen, Surroundings(**{"began_ms": NOW - 200_000, **around}), NOW, at_once=at_once)
 
@@ -209,6 +208,13 @@ def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
     assert early.since_ms == NOW - 60_000, "none was trained since the version, which is longer ago than these groups"
     fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * 20), NOW)
     assert said(ROLLING, made=young, groups=fold) is None, "one in thirteen is trained"
+
+
+def test_what_to_do_about_drops_begins_with_the_error_that_fails_most_episodes() -> None:
+    first = {"solver": "596 of 640 episodes failed by TypeError. Fix this error first."}
+    found = said(ROLLING, made=YOUNG, groups=discarded(RECENT_GROUPS), many_failed=first)
+    assert found is not None
+    assert found.sentence.endswith("What you can do: 596 of 640 episodes failed by TypeError. Fix this error first.")
 
 
 def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in() -> None:
