@@ -27,6 +27,7 @@ from headrace.app.cli.streams import replace_what_cannot_be_encoded
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
 from headrace.app.cli.weights import app as weights_app
 from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.printable import escape_controls
 
 app = typer.Typer(
     name="headrace",
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 import traceback
 
                 traceback.print_exception(error)
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {escape_controls(str(error))}", err=True)
         _print_error_as_json(str(error), words)
         sys.exit(error.exit_code if isinstance(error, HeadraceError) else CHECK_FAILED)
     except SystemExit as ended:

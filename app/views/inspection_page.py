@@ -9,10 +9,11 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from headrace.app.views.answer_metrics import list_answer_metrics
+from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
+from headrace.infra.printable import escape_controls
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.own_metrics import select_own_metrics
 from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
@@ -330,4 +331,4 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
 
 def _mark_white_space(text: str) -> str:
     """Return a token with visible white space; a part of a character is shown as a dot."""
-    return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") or "·"
+    return escape_controls(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")) or "·"

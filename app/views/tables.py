@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from headrace.app.views.answer_metrics import describe_answers
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
+from headrace.app.views.safe_text import Text
 from headrace.app.views.weights_page import describe_weights
 from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from headrace.app.views.answer_metrics import describe_answers
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_evaluation, describe_failed, group_by_workflow
+from headrace.app.views.safe_text import Text
 from headrace.app.views.tables import describe_shadow, replay_lines
 from headrace.infra.inflection import inflect
 from headrace.infra.process.supervisor import ChildState
