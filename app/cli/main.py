@@ -36,7 +36,6 @@ app = typer.Typer(
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
     "model in about a minute and a half. [bold]headrace doctor[/] checks this machine.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
