@@ -33,7 +33,7 @@ LONG, LEFT = 16, 1 / 3
 """Lengths collapse if the first versions have at least LONG mean tokens, and the last at most the share LEFT of it."""
 FAILED_SHARE = 0.25
 """Share of failed episodes that is reported: groups with so few trajectories often have equal rewards."""
-OTHERWISE_ADVISED = frozenset({"failed", "run_end"})
+OTHERWISE_ADVISED = frozenset({"failed", MALFORMED, "run_end"})
 """Reasons of a discard for which there is other advice."""
 
 
@@ -78,7 +78,8 @@ class AdviceFold:
             return
         discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
         raised = tuple(error for error in outcome.errors if error.reason in RAISED)
-        seen = _Seen(at_ms, outcome.rewards, outcome.lengths, discarded, outcome.stream, outcome.n_asked, raised)
+        rewards, tokens = ((), ()) if discarded == MALFORMED else (outcome.rewards, outcome.lengths)
+        seen = _Seen(at_ms, rewards, tokens, discarded, outcome.stream, outcome.n_asked, raised)
         newest = self._newest[outcome.policy][outcome.stream]
         insort(newest, seen, key=lambda one: one.at_ms)
         del newest[:-ADVICE_GROUPS]
@@ -156,7 +157,7 @@ def _look_at_failures(newest: Sequence[_Seen]) -> Iterator[_Said]:
         first.setdefault(error_key_of(error), error)
         failed[error_key_of(error)] += error.episodes
     asked = sum(group.asked for group in newest)
-    has_success = any(group.rewards and group.discarded != MALFORMED for group in newest)
+    has_success = any(group.rewards for group in newest)
     if len(newest) < ENOUGH_GROUPS or not has_success or not asked or failed.total() < FAILED_SHARE * asked:
         return
     [(kind, times)] = failed.most_common(1)

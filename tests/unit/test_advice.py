@@ -88,6 +88,7 @@ def test_an_error_that_fails_many_episodes_comes_before_what_follows_from_it() -
     assert not advised(*[replace(few, rewards=(), reason="failed")] * ENOUGH_GROUPS), (
         "all fail: that is told as failing"
     )
+    assert not advised(*[group((1.0,) * 4, discarded="invalid")] * ENOUGH_GROUPS), "and so is this"
 
 
 def test_answers_that_are_all_cut_off_are_told() -> None:
