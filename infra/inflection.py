@@ -10,3 +10,13 @@ def inflect(count: int, one: str, many: str = "") -> str:
     '3 groups are lost'
     """
     return one if count == 1 else many or f"{one}s"
+
+
+def format_ordinal(number: int) -> str:
+    """Return a number as an ordinal.
+
+    >>> [format_ordinal(number) for number in (1, 2, 3, 11, 40, 112, 121)]
+    ['1st', '2nd', '3rd', '11th', '40th', '112th', '121st']
+    """
+    ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"

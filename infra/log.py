@@ -16,6 +16,7 @@ from structlog.typing import EventDict
 
 from headrace.infra.environment import LOG_LEVEL_VARIABLE, read_environment
 from headrace.infra.errors import UsageError
+from headrace.infra.printable import escape_controls
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -26,6 +27,11 @@ _bound: dict[str, str] = {}
 
 def _add_bound(_logger: object, _method: str, event: EventDict) -> EventDict:
     return {**_bound, **event}
+
+
+def _escape_values(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Write control characters in values as escapes: an error of an episode may hold text of a model or a tool."""
+    return {key: escape_controls(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def bind_to_log(**known: str) -> None:
@@ -67,7 +73,7 @@ def configure_logging(component: str, **bound: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if people else "iso", utc=not people),
             structlog.processors.StackInfoRenderer(),
-            *([] if people else [structlog.processors.format_exc_info]),
+            *([_escape_values] if people else [structlog.processors.format_exc_info]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
@@ -85,7 +91,12 @@ def warn_in_sentences() -> None:
         configure_logging("headrace")
         return
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render_sentence],
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            _escape_values,
+            render_sentence,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, BestEffortStream(sys.stderr))),
         cache_logger_on_first_use=True,

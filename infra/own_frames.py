@@ -45,6 +45,16 @@ def locate_wait(task: asyncio.Task[Any]) -> str:
     return choose_location(frames)
 
 
+def locate_thread(ident: int) -> str:
+    """Return where another thread is, in the form of `locate_error`; empty if it has ended."""
+    frames: list[Frame] = []
+    frame = sys._current_frames().get(ident)  # noqa: SLF001 - documented, for debuggers
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return choose_location(frames[::-1])
+
+
 def locate_function(function: object) -> str:
     """Return where a function is defined, as ` (flow.py:12)`; empty for a function not written in Python."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)

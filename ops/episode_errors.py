@@ -37,6 +37,8 @@ class ErrorSeen:
     """Version in whose evaluation the first of them failed; -1 for episodes of training, and for dead letters."""
     has_traceback: bool = False
     """Whether the group of that stream and number holds the traceback: then it is the first that does."""
+    asked: int = 0
+    """Number of training episodes of that stream, failed or not; 0 for others."""
 
     @property
     def sentence(self) -> str:
@@ -54,6 +56,8 @@ class ErrorSeen:
         if self.has_traceback:
             task += f"; `headrace lineage --group {self.stream}:{self.number}` shows its traceback"
         one = "in" if self.count == 1 else "one in"
+        if self.asked > 1:
+            episodes = f"{self.count:,} of {self.asked:,} episodes"
         return f"{episodes} failed: {describe_error(self.first)}; {one} task {task}"
 
     @property
@@ -69,11 +73,14 @@ class ErrorsFold:
         self._first: dict[tuple[str, ...], ErrorSeen] = {}
         self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         """Policy to its errors. They are kept apart because the group of each policy holds all failures of its task."""
+        self._asked: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Stream to policy to its training episodes."""
 
     def fold_outcome(self, outcome: Outcome) -> None:
         """Take in an outcome of a group; only a curator's outcome of the first use counts."""
         if not is_first_training_decision(outcome):
             return
+        self._asked[outcome.stream][outcome.policy] += outcome.n_asked
         for error in outcome.errors:
             kind = outcome.stream, *error_key_of(error)
             before = self._first.get(kind)
@@ -116,8 +123,15 @@ class ErrorsFold:
 
     def errors(self) -> tuple[ErrorSeen, ...]:
         """Return each error once, the most frequent first."""
-        counted = (replace(one, count=max(self._counts[kind].values())) for kind, one in self._first.items())
+        counted = (
+            replace(one, count=max(self._counts[kind].values()), asked=self._count_asked(one))
+            for kind, one in self._first.items()
+        )
         return tuple(sorted(counted, key=lambda error: -error.count))
+
+    def _count_asked(self, one: ErrorSeen) -> int:
+        is_training = not one.component and one.version < 0
+        return max(self._asked[one.stream].values(), default=0) if is_training else 0
 
 
 def _list_fields(error: EpisodeError) -> tuple[int, str, str, str, str, int]:

@@ -12,6 +12,8 @@ LONGEST = 300
 """Most characters of a text in an outcome, because a worker's texts may be of any length."""
 RAISED = ("error", "time_limit")
 """Failure reasons caused by the environment, the workflow or the engine."""
+MALFORMED = "invalid"
+"""Reason of a group dropped because `validate` refused its trajectories: it counts as one whose episodes failed."""
 REPORTED = (*RAISED, "unreachable", "poison")
 """Failure reasons that are reported; the others come from a run's end or a late evaluation."""
 
@@ -43,6 +45,13 @@ def group_errors(failures: Collection[Failure]) -> tuple[EpisodeError, ...]:
 def _build_error(failure: Failure, episodes: int, *, has_traceback: bool) -> EpisodeError:
     reason, detail, at, role = (text[:LONGEST] for text in (failure.reason, failure.detail, failure.at, failure.role))
     return EpisodeError(reason, detail, at, role, failure.turn, episodes, has_traceback)
+
+
+def build_malformed_error(why: str, episodes: int) -> EpisodeError:
+    """Return the error of a group whose trajectories `validate` refused."""
+    return EpisodeError(
+        RAISED[0], f"the workflow's trajectories cannot be trained on: {why}"[:LONGEST], episodes=episodes
+    )
 
 
 def describe_error(error: EpisodeError | Failure) -> str:

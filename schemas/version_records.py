@@ -11,6 +11,12 @@ OFF_POLICY_GAP = "off_policy_gap"
 """Name of a version's metric: the distance between the policy and the policy that sampled its batch."""
 
 
+LENGTH_MEAN, TURNS_MEAN = "length_mean", "turns_mean"
+"""Names of two metrics of a version: mean generated tokens of the trajectories of its batch, and mean answers."""
+REWARD_PART = "reward_part_"
+"""Beginning of the name of a metric: the mean of a part of the reward that the environment or workflow gives."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupUse:
     """One use of one group in a batch."""

@@ -27,6 +27,7 @@ from headrace.app.cli.streams import replace_what_cannot_be_encoded
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
 from headrace.app.cli.weights import app as weights_app
 from headrace.infra.errors import HeadraceError, UsageError
+from headrace.infra.printable import escape_controls
 
 app = typer.Typer(
     name="headrace",
@@ -35,7 +36,6 @@ app = typer.Typer(
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
     "model in about a minute and a half. [bold]headrace doctor[/] checks this machine.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 import traceback
 
                 traceback.print_exception(error)
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {escape_controls(str(error))}", err=True)
         _print_error_as_json(str(error), words)
         sys.exit(error.exit_code if isinstance(error, HeadraceError) else CHECK_FAILED)
     except SystemExit as ended:

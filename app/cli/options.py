@@ -94,14 +94,12 @@ def open_console(*, outlives_reader: bool = False, on_stderr: bool = False) -> C
         outlives_reader: Whether the command continues without its page when nobody reads its output any more.
         on_stderr: Write to standard error instead.
     """
-    from rich.console import Console
-
     from headrace.app.cli.streams import outlive_reader
-    from headrace.app.cli.viewer import AnswerConsole
+    from headrace.app.cli.viewer import AnswerConsole, SafeConsole
 
     if outlives_reader:
-        return _set_width(Console(file=outlive_reader(sys.stderr if on_stderr else sys.stdout)))
-    return _set_width(Console(stderr=True) if on_stderr else AnswerConsole())
+        return _set_width(SafeConsole(file=outlive_reader(sys.stderr if on_stderr else sys.stdout)))
+    return _set_width(SafeConsole(stderr=True) if on_stderr else AnswerConsole())
 
 
 def open_viewer() -> Console:

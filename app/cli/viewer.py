@@ -1,13 +1,25 @@
-"""The consoles of commands that show something: what happens when nobody reads their output any more."""
+"""The consoles of commands: they print control characters as escapes, and survive the end of their reader."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+from headrace.infra.printable import escape_controls
 
 
-class AnswerConsole(Console):
+class SafeConsole(Console):
+    """A console that shows control characters in words as escapes, as `safe_text.Text` does in texts."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return words as a text."""
+        return super().render_str(escape_controls(text), **options)
+
+
+class AnswerConsole(SafeConsole):
     """A console whose command goes on to its own exit code, without output, when nobody reads its output any more."""
 
     def on_broken_pipe(self) -> None:
@@ -16,7 +28,7 @@ class AnswerConsole(Console):
             super().on_broken_pipe()
 
 
-class Viewer(Console):
+class Viewer(SafeConsole):
     """A console whose command ends with exit code 0 when nobody reads its output any more."""
 
     def on_broken_pipe(self) -> None:

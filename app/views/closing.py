@@ -13,11 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_interval
+from headrace.app.views.safe_text import Text
 from headrace.app.views.tables import MOST_ERRORS, describe_shadow, describe_waste, replay_lines
 from headrace.app.views.weights_page import describe_weights
 from headrace.infra.inflection import inflect

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from headrace.app.views.safe_text import Text
 from headrace.infra.errors import UsageError
 from headrace.ops.compare.comparison import (
     CURVE_AXES,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from headrace.app.views.safe_text import Text
 from headrace.app.views.tables import MOST_ERRORS
 from headrace.infra.errors import UsageError
 from headrace.ops.discards import BIAS_MATTERS, Bias, Binned, Discarded, Discards, PolicyDiscards, TrainedGroups

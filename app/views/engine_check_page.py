@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.text import Text
+from headrace.app.views.safe_text import Text
 
 if TYPE_CHECKING:  # the check needs torch, and its page does not
     from headrace.ops.engine_check.engine_check import Checked

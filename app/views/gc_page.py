@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from headrace.app.views.safe_text import Text
 from headrace.app.views.weights_page import format_bytes
 from headrace.infra.inflection import inflect
 from headrace.ops.retention.collector import Collected, RetiredVersions

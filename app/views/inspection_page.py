@@ -9,9 +9,11 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
+from headrace.app.views.answer_metrics import list_answer_metrics
+from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
+from headrace.infra.printable import escape_controls
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound
 from headrace.ops.lineage.own_metrics import select_own_metrics
 from headrace.ops.lineage.seen import GroupSeen, SequenceSeen, TokenSeen, TrajectorySeen
@@ -76,7 +78,7 @@ def step_page(found: StepSeen) -> RenderableType:
 
 def _show_metrics(metrics: Mapping[str, float]) -> Columns:
     known = [(label, form.format(metrics[name])) for name, label, form in INSPECTED_METRICS if name in metrics]
-    return facts([*known, *list_own_metrics(metrics)])
+    return facts([*known, *list_answer_metrics(metrics), *list_own_metrics(metrics)])
 
 
 def list_own_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -329,4 +331,4 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
 
 def _mark_white_space(text: str) -> str:
     """Return a token with visible white space; a part of a character is shown as a dot."""
-    return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") or "·"
+    return escape_controls(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")) or "·"

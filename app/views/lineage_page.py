@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from headrace.app.views.environment_lines import environment_lines
+from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
 from headrace.ops.lineage.group_fate import Concluded, GroupFate, GroupLineage, PlayAttempt, TrainedUse

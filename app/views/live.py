@@ -13,8 +13,8 @@ import structlog
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.text import Text
 
+from headrace.app.views.safe_text import Text
 from headrace.app.views.say import say
 from headrace.app.views.tables import describe_revision
 from headrace.app.views.view import Moment, describe_so_far, line, list_warnings, page

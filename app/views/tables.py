@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from headrace.app.views.answer_metrics import describe_answers
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
+from headrace.app.views.safe_text import Text
 from headrace.app.views.weights_page import describe_weights
 from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
@@ -120,15 +121,18 @@ def _describe_policies(status: RunFigures) -> Iterator[tuple[str, str]]:
     """Yield the lines of every policy and shadow; before them why no version is made, if that is so."""
     if status.parent:
         yield "branch of", status.parent
+    yield from (("error first", one.sentence) for one in status.advice if one.is_cause)
     if status.standstill is not None:
         yield "failing" if status.standstill.in_part else "no progress", status.standstill.sentence
     yield from (("error", error.sentence) for error in status.errors[:MOST_ERRORS])
-    yield from (("advice", one.sentence) for one in status.advice)
+    yield from (("advice", one.sentence) for one in status.advice if not one.is_cause)
     for policy, version in status.versions.items():
         first, last = status.reward_first.get(policy), status.reward_last.get(policy)
         ends = [f"{reward:.2f}" for reward in (first, last) if reward is not None]
         reward = f", reward {' → '.join(ends)}" if ends else ""
         yield "policy", f"{policy} at version {version}{reward}"
+        if answers := describe_answers(status.answers.get(policy, {})):
+            yield "batch mean", f"{policy}: {answers}"
     for policy_variant, shadow in status.shadows.items():
         yield "shadow", describe_shadow(policy_variant, shadow)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from headrace.app.views.inspection_page import (
     SPAN_STYLES,
@@ -20,6 +19,7 @@ from headrace.app.views.inspection_page import (
     list_own_metrics,
     token_table,
 )
+from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSeen, TrajectorySeen
 from headrace.schemas.episode_errors import describe_error, error_key_of

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
+from headrace.app.views.answer_metrics import describe_answers
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_evaluation, describe_failed, group_by_workflow
+from headrace.app.views.safe_text import Text
 from headrace.app.views.tables import describe_shadow, replay_lines
 from headrace.infra.inflection import inflect
 from headrace.infra.process.supervisor import ChildState
@@ -56,8 +57,10 @@ def page(moment: Moment, width: int = WIDTH) -> RenderableType:
     fails = standstill is not None and standstill.cause == "failing"
     if standstill is not None and fails:
         parts.append(Text(standstill.sentence, style="bold red"))
+    elif first := [one.sentence for one in moment.figures.advice if one.is_cause]:
+        parts.append(Text("\n".join(first), style="bold red"))
     said = [standstill.sentence] if standstill is not None and not fails else []
-    advice = [one.sentence for one in moment.figures.advice]
+    advice = [one.sentence for one in moment.figures.advice if not one.is_cause]
     if trouble := [*said, *_describe_restarts(moment), *list_warnings(moment).values(), *advice]:
         parts.append(Text("\n".join(trouble), style="yellow"))
     if errors := moment.figures.errors[:MOST_ERRORS_OF_MOMENT]:
@@ -99,7 +102,9 @@ def line(moment: Moment) -> str:
     if failed := [error for error in figures.errors if not error.component]:
         most = describe_error(failed[0].first).partition(":")[0]
         count = sum(error.count for error in failed)
-        words.append(f"{count} {inflect(count, 'episode')} failed (most by {most})")
+        asked = sum({error.stream: error.asked for error in failed}.values())
+        share = f"{count} of {asked}" if asked else f"{count}"
+        words.append(f"{share} {inflect(max(count, asked), 'episode')} failed (most by {most})")
     if figures.ended:
         words.append(f"{figures.state}: {figures.ended}")
     if figures.standstill is not None:  # its sentence is long, and is printed once
@@ -180,8 +185,8 @@ def _build_numbers_table(moment: Moment) -> Table:
         f" · {figures.wasted_tokens / max(1, figures.tokens):.1%} of all tokens wasted" if figures.wasted_tokens else ""
     )
     table.add_row("speed", f"{moment.rates.samples:,.0f} trajectories/s · {moment.rates.tokens:,.0f} tokens/s{wasted}")
-    for policy, pulse in moment.pulse.policies.items():
-        table.add_row(_make_label("step", policy, moment.recipe), _describe_step(pulse))
+    for label, words in _list_step_rows(moment):
+        table.add_row(label, Text(words))
     for policy in moment.recipe.policies:
         for workflow, found in _select_evals(moment, policy).items():
             some = (*found[:1], *found[1:][-(1 if found[-1].tiers or workflow else 3) :])
@@ -208,6 +213,13 @@ def _build_numbers_table(moment: Moment) -> Table:
         table.add_row("lag", Text(_describe_lag(moment)))
     table.add_row("workers", Text(_describe_workers(moment)))
     return table
+
+
+def _list_step_rows(moment: Moment) -> Iterator[tuple[str, str]]:
+    for policy, pulse in moment.pulse.policies.items():
+        yield _make_label("step", policy, moment.recipe), _describe_step(pulse)
+        if answers := describe_answers(pulse.metrics):
+            yield _make_label("batch mean", policy, moment.recipe), answers
 
 
 def _make_label(word: str, policy: str, recipe: Recipe) -> str:
@@ -275,7 +287,8 @@ def list_warnings(moment: Moment) -> dict[str, str]:
             logprob_gap_mean=metrics.get("logprob_gap_mean", 0.0),
         )
         why = {finding.name: finding.sentence for finding in findings(moment.pulse.policies[policy].recent)}
-        if no_rise := explain_no_rise(signs):
+        many_failed = any(one.policy == policy and one.is_cause for one in moment.figures.advice)
+        if not many_failed and (no_rise := explain_no_rise(signs)):
             why["no_rise"] = no_rise
         of = "" if len(moment.recipe.policies) == 1 else f"{policy}: "
         found |= {f"{of}{name}": f"{of}{sentence}" for name, sentence in why.items()}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from headrace.app.views.chart import by_version, chart
+from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, WHOLE
 

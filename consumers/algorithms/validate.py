@@ -11,6 +11,7 @@ from headrace.consumers.algorithms.contract import Candidate, Rejection, Result,
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left, keep_or_drop
 from headrace.consumers.algorithms.soundness import LOGPROB_SLACK, SPAN_KINDS, is_group_sound
 from headrace.infra.recipe.ranges import at_least
+from headrace.schemas.episode_errors import MALFORMED
 from headrace.schemas.records import Sequence, Span, Trajectory
 
 GroupFault = tuple[str, str]
@@ -46,7 +47,7 @@ class Validate(Stateless):
             return [keep_or_drop(candidate, "failures" if group.failures else "too_few")]
         rejections = list(self._find_rejections(candidate))
         sound = candidate.without(rejections, counted=False) if rejections else candidate
-        return [keep_or_drop(sound, "invalid")]
+        return [keep_or_drop(sound, MALFORMED)]
 
     def _find_rejections(self, candidate: Candidate) -> Iterator[Rejection]:
         seen: set[str] = set()

@@ -17,6 +17,7 @@ from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import NOT_ISSUED, build_dead_letter, build_shadow_loss
 from headrace.infra.kafka.decoding import Refusal
 from headrace.schemas import codec
+from headrace.schemas.episode_errors import MALFORMED, MOST_KINDS_OF_TASK, build_malformed_error
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import CuratedGroup, Outcome, TrajectoryGroup
 
@@ -45,9 +46,12 @@ class CuratorMessages:
             self._build_curated(build_curated(candidate, value, max_staleness), stamp),
         ]
 
-    def build_dropped(self, group: TrajectoryGroup, reason: str) -> Outgoing:
-        """Return the outcome of a group that the chain dropped."""
+    def build_dropped(self, group: TrajectoryGroup, reason: str, why: str = "") -> Outgoing:
+        """Return the outcome of a group that the chain dropped; malformed trajectories count as failed episodes."""
         outcome = build_group_outcome(self.context.policy, Candidate.of(group))
+        if reason == MALFORMED:
+            malformed = build_malformed_error(why, len(group.trajectories))
+            outcome = replace(outcome, errors=(malformed, *outcome.errors)[:MOST_KINDS_OF_TASK])
         return self._build_outcome(replace(outcome, verdict="dropped", reason=reason))
 
     def build_replay(self, replay: Replay, stamp: Stamp, first_back: int) -> list[Outgoing]:

@@ -7,7 +7,6 @@ also lists, are replaced. A table with another `use` is replaced too, since its 
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from headrace.infra.environment import (
 from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
 from headrace.infra.plug_ins import add_search_folders
+from headrace.infra.recipe.nearest import suggest_nearest, suggest_nearest_file
 from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
@@ -120,7 +120,9 @@ def replace_chain_from_file(recipe: Recipe, path: Path) -> Recipe:
     """
     read = Draft()
     if not path.is_file():
-        raise UsageError(f"there is no file {path.absolute()}: name one that holds a chain, as `chain = [ … ]`")
+        hint = suggest_nearest_file(path)
+        wanted = f"name one that holds a chain, as `chain = [ … ]`{hint and f'; {hint}'}"
+        raise UsageError(f"there is no file {path.absolute()}: {wanted}")
     _read_into(read, str(path), ())
     match read.table:
         case {"curate": {"chain": list(chain), **beside}, **others} if not beside and not others:
@@ -200,10 +202,10 @@ def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
     short = name.removesuffix(".toml")
     if short in shipped:
         return name, shipped[short].read_text(encoding="utf-8")
-    hint = "" if path.suffix == ".toml" else f"; {_suggest_nearest(short, shipped)}"
+    hint = suggest_nearest_file(path) or ("" if path.suffix == ".toml" else suggest_nearest(short, shipped))
     raise UsageError(
         f"there is no recipe {name!r}: no file {path.absolute()}, and none of that name is shipped "
-        f"({', '.join(shipped) or 'none at all'}){hint.rstrip('; ')}"
+        f"({', '.join(shipped) or 'none at all'}){hint and f'; {hint}'}"
     )
 
 
@@ -403,16 +405,11 @@ def _name_location(location: KeyPath) -> str:
 def _describe_unknown(above: Sequence[str], key: str, allowed: Sequence[str]) -> str:
     """Return the message for an unknown key, with the nearest known key and the allowed keys."""
     table = f"[{'.'.join(above)}]" if above else "A recipe"
-    hint = _find_elsewhere(key) or _suggest_nearest(key, allowed)
+    hint = _find_elsewhere(key) or suggest_nearest(key, allowed)
     if (secret := SECRET_HINTS.get(key)) and (key, *above) != ("password", "store"):
         hint = f"it must not be in a recipe, because every reader of the recipe topic sees the recipe; {secret}."
     unknown = f"`{_join_keys((*above, key))}` is not known{f': {hint}' if hint else '.'}"
     return f"{unknown} {table} has {', '.join(sorted(allowed)) or 'none here'}"
-
-
-def _suggest_nearest(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{near[0]}`?" if near else ""
 
 
 def _find_elsewhere(key: str) -> str:

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from headrace.infra.environment import expand_user
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.nearest import suggest_nearest_file
 from headrace.infra.recipe.recipe_file import describe_value, list_shipped_sweeps, load_recipe
 from headrace.infra.recipe.settings import Kafka, Recipe, Store
 from headrace.infra.recipe.table import Settings
@@ -174,9 +175,10 @@ def _read_sweep_text(name: str) -> tuple[Path | None, str]:
         raise UsageError(f"sweep {name[:200]!r} cannot be read: {error}") from error
     if name in shipped:
         return None, shipped[name].read_text(encoding="utf-8")
+    hint = suggest_nearest_file(path)
     raise UsageError(
         f"there is no sweep {name!r}: {path.absolute()} is not a file, and the shipped sweeps are "
-        f"{', '.join(shipped) or 'none'}"
+        f"{', '.join(shipped) or 'none'}{hint and f'; {hint}'}"
     )
 
 

@@ -14,10 +14,11 @@ from itertools import chain
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
-from headrace.ops.figures.run_figures import Advice, RewardPoint
-from headrace.ops.figures.standstill import ADVICE_BY_REASON, OTHER_ADVICE
+from headrace.ops.figures.discard_advice import ADVICE_BY_REASON, OTHER_ADVICE
+from headrace.ops.figures.run_figures import MANY_FAILED, Advice, RewardPoint
 from headrace.ops.first_decision import is_first_training_decision
-from headrace.schemas.records import EvalResult, Outcome
+from headrace.schemas.episode_errors import MALFORMED, RAISED, describe_error, error_key_of
+from headrace.schemas.records import EpisodeError, EvalResult, Outcome
 
 ADVICE_GROUPS = 64
 """Number of the newest groups of a policy that are checked."""
@@ -30,7 +31,9 @@ SIGMAS = 3.0
 """A smaller fall of the held-out reward, in standard errors, may be only noise."""
 LONG, LEFT = 16, 1 / 3
 """Lengths collapse if the first versions have at least LONG mean tokens, and the last at most the share LEFT of it."""
-OTHERWISE_ADVISED = frozenset({"failed", "run_end"})
+FAILED_SHARE = 0.25
+"""Share of failed episodes that is reported: groups with so few trajectories often have equal rewards."""
+OTHERWISE_ADVISED = frozenset({"failed", MALFORMED, "run_end"})
 """Reasons of a discard for which there is other advice."""
 
 
@@ -45,6 +48,9 @@ class _Seen(NamedTuple):
     discarded: str
     """Reason of the discard; empty for a kept group."""
     stream: str
+    asked: int
+    errors: tuple[EpisodeError, ...]
+    """Errors that the environment, the workflow or the engine raised."""
 
 
 @dataclass(slots=True)
@@ -71,9 +77,11 @@ class AdviceFold:
         if not is_first_training_decision(outcome):
             return
         discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
-        seen = _Seen(at_ms, outcome.rewards, outcome.lengths, discarded, outcome.stream)
+        raised = tuple(error for error in outcome.errors if error.reason in RAISED)
+        rewards, tokens = ((), ()) if discarded == MALFORMED else (outcome.rewards, outcome.lengths)
+        seen = _Seen(at_ms, rewards, tokens, discarded, outcome.stream, outcome.n_asked, raised)
         newest = self._newest[outcome.policy][outcome.stream]
-        insort(newest, seen)
+        insort(newest, seen, key=lambda one: one.at_ms)
         del newest[:-ADVICE_GROUPS]
         known = [reward for reward in outcome.rewards if math.isfinite(reward)]
         lowest, highest = self._range[outcome.policy]
@@ -101,8 +109,11 @@ class AdviceFold:
     def _look_at(
         self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
     ) -> Iterator[_Said]:
-        newest = sorted(chain.from_iterable(self._newest[policy].values()))[-ADVICE_GROUPS:]
-        yield from list(self._look_at_streams(policy, newest)) or _look_at_reasons(newest)
+        every = chain.from_iterable(self._newest[policy].values())
+        newest = sorted(every, key=lambda one: one.at_ms)[-ADVICE_GROUPS:]
+        yield from (
+            list(_look_at_failures(newest)) or list(self._look_at_streams(policy, newest)) or _look_at_reasons(newest)
+        )
         yield from _look_at_cut_off(newest, max_tokens)
         for workflow in sorted({result.workflow for result in evals}):
             one = [result for result in evals if result.workflow == workflow]
@@ -137,6 +148,26 @@ LOOK_AT_ANSWERS = (
     "Read some answers with `headrace inspect --step VERSION`, and fix the scorer. Until then, set trainer.kl to "
     "keep the policy near its start."
 )
+
+
+def _look_at_failures(newest: Sequence[_Seen]) -> Iterator[_Said]:
+    """Report that many episodes fail, but not all of them: then the whole run is reported as failing."""
+    failed, first = Counter[tuple[str, str, str]](), dict[tuple[str, str, str], EpisodeError]()
+    for error in chain.from_iterable(group.errors for group in newest):
+        first.setdefault(error_key_of(error), error)
+        failed[error_key_of(error)] += error.episodes
+    asked = sum(group.asked for group in newest)
+    has_success = any(group.rewards for group in newest)
+    if len(newest) < ENOUGH_GROUPS or not has_success or not asked or failed.total() < FAILED_SHARE * asked:
+        return
+    [(kind, times)] = failed.most_common(1)
+    most = f"{times:,} of them" if times < failed.total() else "all"
+    words = (
+        f"{failed.total():,} of {asked:,} episodes of the newest {len(newest)} groups failed, {most} by "
+        f"{describe_error(first[kind])}. Few or no trajectories are left to compare in a group. Fix this error "
+        "first: what else is reported may follow from it."
+    )
+    yield MANY_FAILED, words
 
 
 def _look_at_rewards(newest: Sequence[_Seen], stream: str = "") -> Iterator[_Said]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.ops.first_decision import is_first_training_decision
-from headrace.schemas.episode_errors import RAISED, error_key_of
+from headrace.schemas.episode_errors import MALFORMED, RAISED, error_key_of
 from headrace.schemas.records import EpisodeError, Outcome
 
 ENOUGH = 32
@@ -59,7 +59,7 @@ class FailingFold:
         if not is_first_training_decision(outcome):
             return
         key = variant, outcome.stream
-        if outcome.rewards:
+        if outcome.rewards and outcome.reason != MALFORMED:
             self._record_success(key, at_ms)
         elif at_ms > self._succeeded_ms.get(key, 0):
             raised = [error for error in outcome.errors if error.reason in RAISED]

@@ -22,6 +22,7 @@ from headrace.ops.audit.fold import AuditFold
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.feeder_snapshot import FEEDER_KEY, FeederSnapshot
 from headrace.ops.figures.concluded import ConcludedFold
+from headrace.ops.figures.late_versions import describe_longest_pause
 from headrace.ops.figures.revision_figures import RevisionsFold
 from headrace.ops.figures.reward_figures import RewardsFold
 from headrace.ops.figures.run_figures import GroupCounts, RunFigures, RunState, Selection, ShadowFigures, read_selection
@@ -30,7 +31,6 @@ from headrace.ops.figures.standstill import (
     Standstill,
     Surroundings,
     describe_discards,
-    describe_longest_pause,
     standstill,
 )
 from headrace.ops.figures.trouble import Trouble
@@ -231,6 +231,7 @@ class Figures:
             revisions=self._revisions.figures(self._audit.account.begins),
             selection=self._selection,
             shadows={name: self._find_shadow(name, counts) for name, counts in self._audit.account.shadows().items()},
+            answers={name: means for name, means in self._versions.answers.items() if name in self.recipe.policies},
             errors=self._trouble.errors.errors(),
             advice=()
             if self._ended
@@ -270,6 +271,7 @@ class Figures:
             workers=found.workers,
             lag=found.lag,
             in_flight={name: counts.in_flight for name, counts in {**found.policies, **shadows}.items()},
+            many_failed={one.policy: one.sentence for one in found.advice if one.is_cause},
         )
         return standstill(seen, around, now_ms, at_once=at_once)
 

@@ -16,6 +16,8 @@ from headrace.schemas.records import EvalResult, UsedEnvironment, WorkerStatus
 MOST_ENTRIES_SHOWN = 16
 """Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
 
+MANY_FAILED = "many_failed"
+"""Name of the advice that many episodes fail."""
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 
 
@@ -112,6 +114,11 @@ class Advice:
     stream: str = ""
     """Stream of the advice; empty if it is about the whole policy."""
 
+    @property
+    def is_cause(self) -> bool:
+        """Whether it may be the cause of all else that is reported, so that it comes first."""
+        return self.name == MANY_FAILED
+
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
@@ -162,6 +169,8 @@ class RunFigures:
     """For a branch: run id and versions that it began with, `RUN-ID solver@40`; only `headrace status` sets it."""
     environments: tuple[UsedEnvironment, ...] = ()
     """Environment and data of each workflow, as the newest revision records them; only `headrace status` sets it."""
+    answers: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Policy to the metrics of its newest version about its trajectories: length, turns, and parts of the reward."""
     standstill: Standstill | None = None
     """Why the run makes no further version; None while versions come, and once the run has ended."""
 

@@ -8,20 +8,22 @@ first that applies is reported. It is also reported if versions are made, but ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.infra.inflection import inflect
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.utc import format_utc
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
+from headrace.ops.figures.discard_advice import ADVICE_BY_REASON, OTHER_ADVICE
 from headrace.ops.figures.failing import FailingFold
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
+from headrace.ops.figures.late_versions import LEAST_MS, patience_ms
 from headrace.ops.figures.standstill_words import SHOWN_WORKERS, describe_playing, describe_restarts, describe_waiting
 from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
+from headrace.producers.rollout.watchdog import BLOCKED
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import policy_of, variant_of
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 CAUSES = (
     "server",
     "failing",
+    "blocked",
     "unreachable",
     "trainer",
     "no_worker",
@@ -42,13 +45,8 @@ CAUSES = (
     "playing",
 )
 """Values of `Standstill.cause`, in the order in which they are checked. The trainer is checked a second time, after the
-curator, once it has made its first weights. `failing` and `unreachable` are reported before a version is overdue. If
-only one of several workflows fails, it is reported when no version is overdue."""
-FIRST_MS = 300_000
-LEAST_MS = 60_000
-TIMES = 5
-PACE_LOOK_BACK = 20
-"""Number of newest versions from which the usual time is taken. A quarter of them may be longer, because of pauses."""
+curator, once it has made its first weights. `failing`, `blocked` and `unreachable` are reported before a version is
+overdue. If only one of several workflows fails, it is reported when no version is overdue."""
 ENOUGH, ENOUGH_AT_ONCE = 8, RECENT_GROUPS // 2
 """Smallest number of concluded groups for which the share of discards is judged: since the newest version, and while
 versions are made."""
@@ -56,23 +54,6 @@ MOST, NEARLY_ALL = 0.9, 0.97
 """Share of discards that explains a standstill, and share that is reported while versions are made."""
 QUIET_MS = 20_000
 """A curator with unread groups that concludes none for this time counts as stopped."""
-
-OTHER_ADVICE = ("the feeder issues further tasks", "`headrace discards` shows their lengths, rewards and ages")
-ADVICE_BY_REASON = {
-    "zero_variance": (
-        "the feeder draws further tasks, or ends the run as solved (feed.solved_share) if most have high rewards",
-        "use harder tasks if most answers are right, easier tasks if most are wrong, or a larger rollout.group_size",
-    ),
-    "stale": ("workers play newer groups", "raise trainer.max_staleness, or check why workers load weights late"),
-    "expired": ("workers play newer groups", "raise trainer.max_staleness, or run fewer workers for this trainer"),
-    "surplus": ("newer groups are trained on", "run fewer workers for this trainer"),
-    "algorithm_failed": (
-        "the next groups go through the chain; after eight failed groups in a row the curator ends with an error",
-        "fix the algorithm: `headrace dead-letters` gives its error, `headrace redrive` sends the groups back",
-    ),
-    "failed": ("the feeder issues further tasks", "`headrace discards` shows how the episodes fail"),
-}
-"""Reason of a discard to what happens next, and what a user can do; other reasons have OTHER_ADVICE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +105,8 @@ class Seen:
     """Topic to unread records."""
     in_flight: Mapping[str, int]
     """Policy variant to the number of tasks that are issued and not concluded."""
+    many_failed: Mapping[str, str] = field(default_factory=dict)
+    """Policy to the advice that many of its episodes fail, if they do: the cause of discards, and what to do."""
 
 
 def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool = False) -> Standstill | None:
@@ -134,7 +117,8 @@ def standstill(seen: Seen, around: Surroundings, now_ms: int, *, at_once: bool =
     played = [one for one in seen.recipe.policy_variants if seen.recipe.workflows_of(policy_of(one))]
     candidates = [_Stand(seen, around, now_ms, one) for one in played]
     candidates = [one for one in candidates if one.version < seen.recipe.trainer_of(one.policy_variant).steps]
-    soon = [found for one in candidates for found in (one.explain_failing(), one.explain_unreachable()) if found]
+    looks = (_Stand.explain_failing, _Stand.explain_blocked, _Stand.explain_unreachable)
+    soon = [found for one in candidates for look in looks if (found := look(one))]
     if whole := [found for found in soon if not found.in_part]:
         return whole[0]
     late = [one for one in candidates if at_once or one.overdue_ms > 0]
@@ -219,12 +203,25 @@ class _Stand:
         sentence = f"{self.policy_variant} {short}. What happens next: {itself}. What you can do: {to_do}."
         return Standstill(self.policy_variant, "failing", found.first_ms, sentence, hopeless, found.in_part)
 
+    def explain_blocked(self) -> Standstill | None:
+        """Return the standstill that the user's code blocks all workers, if that is so."""
+        if not (why := self._find_detail_of_all(BLOCKED)):
+            return None
+        itself = "a worker that stays blocked ends, prints its stacks, and is started again"
+        found = _Cause("blocked", f"its workers are {BLOCKED}{why}", itself, "correct this line")
+        return self._build_standstill(found, self.now_ms, "gets no episode")
+
+    def _find_detail_of_all(self, mark: str) -> str:
+        """Return what follows a mark in the first worker's status, if all workers have it; else an empty text."""
+        here = self._list_workers(here=True)
+        if not here or self.around.silent or not all(mark in worker.detail for worker in here):
+            return ""
+        return here[0].detail.partition(mark)[2]
+
     def explain_unreachable(self) -> Standstill | None:
         """Return the standstill that all workers wait for their environment, if that is so."""
-        here, mark = self._list_workers(here=True), f"{ENVIRONMENT}: "
-        if not here or self.around.silent or not all(mark in worker.detail for worker in here):
+        if not (why := self._find_detail_of_all(f"{ENVIRONMENT}: ")):
             return None
-        why = here[0].detail.partition(mark)[2]
         found = _Cause(
             "unreachable",
             f"its environment cannot be reached ({why})",
@@ -241,7 +238,7 @@ class _Stand:
         begin_ms = self.seen.groups.begin_ms(self.policy_variant)
         since_ms = min(begin_ms, self.since_ms) if self.since_ms else begin_ms
         what = f"has been trained on hardly any group since {self._format_time(since_ms)}"
-        return self._build_standstill(_build_discarded_cause(self.policy_variant, count, discarded), since_ms, what)
+        return self._build_standstill(self._build_discarded_cause(count, discarded), since_ms, what)
 
     def _build_standstill(self, found: _Cause, since_ms: int, what: str) -> Standstill:
         name = self.policy_variant
@@ -292,7 +289,12 @@ class _Stand:
         count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         if count < ENOUGH or discarded.total() < MOST * count:
             return None
-        return _build_discarded_cause(self.policy_variant, count, discarded)
+        return self._build_discarded_cause(count, discarded)
+
+    def _build_discarded_cause(self, count: int, discarded: Counter[str]) -> _Cause:
+        found = _build_discarded_cause(self.policy_variant, count, discarded)
+        first = self.seen.many_failed.get(policy_of(self.policy_variant))
+        return found._replace(to_do=first.removesuffix(".")) if first else found
 
     def _blame_feeder(self) -> _Cause | None:
         if self.seen.in_flight.get(self.policy_variant, 0) > 0:
@@ -332,6 +334,7 @@ class _Stand:
         batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
         running = sum(worker.episodes_running for worker in here)
         short = describe_playing(len(here), running, count, discarded.total(), batch)
+        short += "".join(f"; {worker.worker}: {worker.detail}" for worker in here[:SHOWN_WORKERS] if worker.detail)
         limit = self.seen.recipe.rollout.episode_limit_s
         itself = f"an episode that takes {limit:g} s is ended and counts as failed"
         to_do = f"run more workers, or lower trainer.groups_per_batch; {self._log_hint(here[0].worker)}"
@@ -368,37 +371,6 @@ def _build_discarded_cause(variant: str, count: int, discarded: Counter[str]) ->
     if reason == "algorithm_failed" and variant_of(variant):  # a shadow writes no dead letters
         to_do = "fix the algorithm: the log of its curator gives its error"
     return _Cause("dropped", short, itself, to_do)
-
-
-def patience_ms(made_ms: Iterable[int]) -> int:
-    """Return how long a version may take before it is overdue, from the times of the versions before it."""
-    times = sorted(made_ms)[-PACE_LOOK_BACK - 1 :]
-    took = sorted(later - earlier for earlier, later in pairwise(times))
-    if not took:
-        return FIRST_MS
-    return max(LEAST_MS, TIMES * took[(len(took) - 1) * 3 // 4])
-
-
-def describe_longest_pause(variant: str, made_ms: Mapping[int, int]) -> str:
-    """Return a sentence on the longest pause of a policy or shadow in a finished run; empty if no pause was too long.
-
-    Args:
-        variant: Name of the policy or shadow.
-        made_ms: Version to when it was made, in ms since the epoch.
-    """
-    versions = sorted(made_ms)
-    late = [
-        (made_ms[after] - made_ms[before], after)
-        for at, (before, after) in enumerate(pairwise(versions))
-        if made_ms[after] - made_ms[before] > patience_ms(made_ms[version] for version in versions[: at + 1])
-    ]
-    if not late:
-        return ""
-    longest_ms, version = max(late)
-    return (
-        f"{variant} made no version for {longest_ms / 1000:,.0f} s before version {version}, including times when the "
-        f"run was stopped; this run had {len(late)} pause(s) that were longer than expected"
-    )
 
 
 def describe_discards(variant: str, trained: int, discarded: Mapping[str, int]) -> str:

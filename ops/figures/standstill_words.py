@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.infra.inflection import inflect
+from headrace.producers.rollout.running_episodes import ENDLESS
 from headrace.schemas.records import WorkerStatus
 
 SHOWN_WORKERS = 3
@@ -20,7 +21,8 @@ def describe_waiting(workers: Sequence[WorkerStatus], *, have_tasks: bool) -> st
     """
     idle = "plays no episode, although tasks wait" if have_tasks else ""
     words = [one.detail or ("" if one.episodes_running else idle) for one in workers]
-    if any(one.state == "rolling" and not word for one, word in zip(workers, words, strict=True)):
+    pairs = zip(workers, words, strict=True)
+    if any(one.state == "rolling" and (not word or ENDLESS in word) for one, word in pairs):
         return ""
     named = [f"{w.worker} is {w.state}{f' ({word})' if word else ''}" for w, word in zip(workers, words, strict=True)]
     more = [f"and {len(workers) - SHOWN_WORKERS} more"] if len(workers) > SHOWN_WORKERS else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from headrace.ops.lineage.own_metrics import select_answer_metrics
 from headrace.schemas.records import BatchTrained
 from headrace.schemas.version_records import OFF_POLICY_GAP
 
@@ -15,6 +16,8 @@ class VersionsFold:
         self.newest: dict[str, int] = {}
         self.made_ms: defaultdict[str, dict[int, int]] = defaultdict(dict)
         """Time when each version was made; for version 0, when it was published."""
+        self.answers: dict[str, dict[str, float]] = {}
+        """Metrics of the newest version about its trajectories."""
         self._gaps: defaultdict[str, dict[int, float]] = defaultdict(dict)
 
     def fold_version(self, variant: str, version: int) -> None:
@@ -26,6 +29,8 @@ class VersionsFold:
         self.fold_version(variant, batch.version)
         if batch.version > 0:
             self.made_ms[variant][batch.version] = batch.created_ms
+            if batch.version == self.newest[variant]:
+                self.answers[variant] = select_answer_metrics(batch.metrics)
             if (gap := batch.metrics.get(OFF_POLICY_GAP)) is not None:
                 self._gaps[variant][batch.version] = gap
 

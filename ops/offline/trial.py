@@ -6,7 +6,6 @@ trainer's advantages and learner. Only Kafka and the store between them are left
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,23 +20,21 @@ from headrace.infra.weights.policy_files import Tokenizer
 from headrace.ops.faults import list_doubts, refuse
 from headrace.ops.offline.archived_start import Start, start_from_model
 from headrace.ops.offline.given_answers import GivenAnswers, parse_answers
-from headrace.ops.offline.held_out import play_all
 from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
+from headrace.ops.offline.watched_play import play_watched
 from headrace.ops.recipe_check import examine_for_trial
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source
 from headrace.producers.feed.planned import build_common_task, build_training_task
 from headrace.producers.rollout.conclusions import build_workflow_spec
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, find_most_common_wait
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
+from headrace.schemas.episode_errors import MALFORMED
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 from headrace.schemas.topics import variant_of
-
-SILENT_S = 10.0
-"""Seconds between two reports of where episodes wait."""
 
 
 class OwnCodeFailed(HeadraceError):
@@ -86,7 +83,7 @@ class Tried:
     def is_sound(self) -> bool:
         """Whether no episode and no data algorithm failed, and no group was malformed."""
         groups = [group for policy in self.policies.values() for group in policy.groups]
-        return not (self.failures or any(one.verdict == "dead" or one.reason == "invalid" for one in groups))
+        return not (self.failures or any(one.verdict == "dead" or one.reason == MALFORMED for one in groups))
 
 
 def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: None) -> Tried:
@@ -185,22 +182,7 @@ def _play(
             head=lambda _policy: 0,
             reachability=Reachability(longest_wait_s=0),  # a user who tries a recipe wants the error at once
         )
-        return [encode_group(group) for group in asyncio.run(_play_watched(asked, context, say))]
-
-
-async def _play_watched(
-    asked: Sequence[tuple[Task, WorkflowSpec]], context: RolloutContext, say: Callable[[str], None]
-) -> list[TrajectoryGroup]:
-    playing = asyncio.create_task(play_all(asked, context))
-    began = time.monotonic()
-    while not (await asyncio.wait({playing}, timeout=SILENT_S))[0]:
-        limit_s = asked[0][1].episode_limit_s
-        shorter = "; --set rollout.episode_limit_s=20 ends them earlier" if limit_s > 20 else ""
-        say(
-            f"the episodes have run for {time.monotonic() - began:.0f} s; most wait at {find_most_common_wait()}. They "
-            f"end after {limit_s:g} s (rollout.episode_limit_s){shorter}"
-        )
-    return playing.result()
+        return [encode_group(group) for group in play_watched(asked, context, say)]
 
 
 def _list_failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,12 +19,10 @@ from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.failures import build_failure, convert_to_exception
 from headrace.producers.rollout.reachability import UNREACHABLE, Reachability
+from headrace.producers.rollout.running_episodes import EPISODE, RunningEpisodes
 from headrace.schemas.episode_errors import RAISED
 from headrace.schemas.ids import derive_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
-
-EPISODE = "episode"
-"""Name of the asyncio tasks in which workflows run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +40,8 @@ class RolloutContext:
     """Newest known version of a policy."""
     reachability: Reachability = field(default_factory=Reachability)
     """Whether the environment can be reached."""
+    running: RunningEpisodes = field(default_factory=RunningEpisodes)
+    """The episodes that are played now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,8 @@ async def play_group(
             cast = _build_actors(task, sample, spec, context)
             actors.extend(cast.values())
             own = problem_from_json(task.payload)  # a workflow may write into it
-            return await play_episode(sample, own, spec, cast)
+            with context.running.play(cast.values()):
+                return await play_episode(sample, own, spec, cast)
 
         ended: Episode | Failure | None = None
         try:
@@ -160,12 +160,6 @@ def _take_result(played: asyncio.Task[Episode]) -> Episode:
         raise convert_to_exception("the workflow", error) from error
 
 
-def find_most_common_wait() -> str:
-    """Return where most episodes of this event loop wait, as `flow.py:12 in play`; empty if none runs."""
-    waits = Counter(locate_wait(task) for task in asyncio.all_tasks() if task.get_name() == EPISODE)
-    return waits.most_common(1)[0][0] if waits else ""
-
-
 async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[Episode | Failure]]) -> None:
     await ending.wait()
     for episode in episodes:
@@ -199,7 +193,10 @@ def _take_episode(sample: int, found: Any, spec: WorkflowSpec, actors: Mapping[s
 
 
 def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
-    """Return a workflow's checked result. Raises TypeError or ValueError, which name role and value."""
+    """Return a workflow's checked result; a role without sequences never acted, so it is left out.
+
+    Raises TypeError or ValueError, which name role and value.
+    """
     if not isinstance(episode, Mapping):
         raise TypeError(
             f"a workflow must return a mapping of role to RoleTrajectory; got {type(episode).__name__} {episode!r:.60}"
@@ -220,7 +217,13 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
             raise ValueError(
                 f"the parts of the reward of role {role} must be finite, got {wrong}: correct how they are computed"
             )
-    return episode
+    acted = {role: played for role, played in episode.items() if played.sequences}
+    if episode and not acted:
+        raise ValueError(
+            f"the workflow returned a trajectory without sequences for role {', '.join(episode)}: give RoleTrajectory "
+            "the sequences of its answers (`chat.sequences()`), or leave out a role that never acted"
+        )
+    return acted
 
 
 # ------------------------------------------------------------------------------------------------- episodes to groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +23,19 @@ from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.run_end import RunEnd
 from headrace.producers.rollout.run_follower import RunFollower
+from headrace.producers.rollout.running_episodes import RunningEpisodes
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.task_intake import TaskIntake
 from headrace.producers.rollout.threads import WorkerThreads
-from headrace.producers.rollout.watchdog import EXIT_CODE, StallWatch, Watchdog
+from headrace.producers.rollout.watchdog import (
+    EXIT_CODE,
+    STUCK_REMEDY,
+    TOLD_S,
+    WATCHDOG_TURN_S,
+    StallWatch,
+    Watchdog,
+    describe_block,
+)
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts, WorkerState, sum_up
 from headrace.schemas.topics import Topics, eval_stream
@@ -73,6 +83,7 @@ class WorkerRuntime:
         """Holds the engine; None before the engine is built."""
         self.intake: TaskIntake | None = None
         """None before the startup is over."""
+        self.episodes = RunningEpisodes()
         self._stall_watch = StallWatch()
         reporter = Reporter(run.run_id, options.name, options.workflow, options.region)
         self._status = StatusPosts(reporter, self.producer, run.topics.workers, self.pauses)
@@ -186,6 +197,13 @@ class WorkerRuntime:
         silent_s = self._stall_watch.count_silent_s(now_s, made, may_wait=may_wait)
         self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
 
+    def report_block(self, silent_s: float, at: str) -> None:
+        """Report where the event loop is blocked, from the watchdog's thread: the loop cannot post its status then."""
+        if silent_s < TOLD_S + WATCHDOG_TURN_S:
+            log.warning("worker.blocked", silent_s=silent_s, at=at, remedy=STUCK_REMEDY)
+        if self._status.is_due(time.monotonic()):
+            self._post(str(self.phase), describe_block(silent_s, at))
+
     def _post_status(self) -> None:
         trouble = self.engine.stats().trouble if self.engine is not None else ""
         detail = self._stall_watch.found or self.pauses.detail
@@ -196,10 +214,14 @@ class WorkerRuntime:
         elif word == "rolling" and self.intake is not None and not self.intake.partitions:
             detail = detail or NO_PARTITIONS
         elif word == "rolling":
-            detail = detail or self._stall_watch.describe_silence()
+            detail = detail or self._stall_watch.describe_silence() or self.episodes.describe_endless()
         behind = self.follower.find_stale(loader.engine.versions()) if word == "rolling" and loader else ""
         if behind:
             word, detail = "behind", "; ".join(filter(None, (behind, detail)))
+        self._post(word, detail)
+
+    def _post(self, word: str, detail: str) -> None:
+        loader = self.loader
         watches = [self.watch] + ([self.intake.watch] if self.intake is not None else [])
         taken = tuple(loader.taken.copy().values()) if loader is not None else ()
         state = WorkerState(word, detail, self.slots.taken, len(self.tasks), sum_up(watches), taken)

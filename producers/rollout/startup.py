@@ -21,6 +21,7 @@ from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.reachability import Reachability
 from headrace.producers.rollout.run_follower import RunFollower
+from headrace.producers.rollout.running_episodes import RunningEpisodes
 from headrace.producers.rollout.weight_loader import WeightLoader
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ class WorkerStartup:
     region: str
     follower: RunFollower
     pauses: Pauses
+    episodes: RunningEpisodes
     on_loader: Callable[[WeightLoader], None]
     on_step: Callable[[str], None]
 
@@ -79,6 +81,7 @@ class WorkerStartup:
             region=self.region,
             head=lambda policy: self.follower.published[policy].head,
             reachability=Reachability(self.pauses),
+            running=self.episodes,
         )
         return context, loader
 

@@ -1,4 +1,4 @@
-"""Ends a stalled worker: one whose event loop is blocked, or that generates no token.
+"""Ends a stalled worker: one whose event loop is blocked, or that generates no token. Before that it says where.
 
 The supervisor starts the process again. The starts of its running tasks stay counted, so a task that stalls every
 worker is found in the same way as a task that kills every worker.
@@ -10,19 +10,26 @@ import faulthandler
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import structlog
 
-from headrace.infra.errors import HeadraceError
-from headrace.producers.rollout.episodes import find_most_common_wait
+from headrace.infra.errors import ERROR_MARK, HeadraceError
+from headrace.infra.own_frames import locate_thread
+from headrace.infra.process.end_report import report_end
+from headrace.producers.rollout.running_episodes import find_most_common_wait
 
 log = structlog.get_logger()
 
 WATCHDOG_TURN_S = 1.0
 BLOCKED_LIMIT_S = 60.0
 """Most seconds for which the event loop may be blocked, for instance by a score in a C extension."""
+TOLD_S = 20.0
+"""Seconds after which it is told where the event loop is blocked."""
+BLOCKED = "blocked for "
+"""Beginning of the words about a blocked event loop."""
 LEAST_STALL_S = 60.0
 SILENT_S = 15.0
 """Seconds without a token after which the worker's status says where episodes wait."""
@@ -30,13 +37,19 @@ LONGEST_STEP_S = 5.0
 """A longer time between two looks counts as this many seconds, because the process was suspended."""
 EXIT_CODE = 70
 STUCK_REMEDY = (
-    "the event loop was blocked, for example by a workflow that computes for a long time (use asyncio.to_thread for "
-    "this): the process prints its stacks and ends; its tasks are started again"
+    "no episode can go on until it returns: run what computes or waits for long with `await asyncio.to_thread(...)`, "
+    "and give it a time limit"
 )
 
 
-def _kill_process() -> None:
+def describe_block(silent_s: float, at: str) -> str:
+    """Return that the event loop is blocked, since when, and where."""
+    return f"{BLOCKED}{silent_s:.0f} s{f' at {at}' if at else ''}: {STUCK_REMEDY}"
+
+
+def _kill_process(why: str) -> None:
     faulthandler.dump_traceback()
+    report_end(EXIT_CODE, f"{ERROR_MARK}{why}")
     os._exit(EXIT_CODE)
 
 
@@ -93,13 +106,26 @@ class StallWatch:
 
 
 class Watchdog(threading.Thread):
-    """Ends the process when beats stop. It counts seconds itself, so that a suspended process is not ended."""
+    """Ends the process when beats stop. It counts seconds itself, so that a suspended process is not ended.
+
+    Args:
+        tell: Called once per turn, in this thread, from TOLD_S on, with the silent seconds and the place where the
+            thread that built the watchdog is.
+        limit_s: Silent seconds after which the process ends.
+        turn_s: Seconds between two looks.
+        end: Ends the process; gets the reason.
+    """
 
     def __init__(
-        self, limit_s: float = BLOCKED_LIMIT_S, turn_s: float = WATCHDOG_TURN_S, end: Callable[[], None] = _kill_process
+        self,
+        tell: Callable[[float, str], None] = lambda _silent_s, _at: None,
+        limit_s: float = BLOCKED_LIMIT_S,
+        turn_s: float = WATCHDOG_TURN_S,
+        end: Callable[[str], None] = _kill_process,
     ) -> None:
         super().__init__(name="watchdog", daemon=True)
-        self._limit_s, self._turn_s, self._kill_process = limit_s, turn_s, end
+        self._tell, self._limit_s, self._turn_s, self._kill_process = tell, limit_s, turn_s, end
+        self._watched = threading.get_ident()
         self._beaten, self._over = threading.Event(), threading.Event()
 
     def __enter__(self) -> Self:
@@ -123,7 +149,12 @@ class Watchdog(threading.Thread):
         while not self._over.wait(self._turn_s):
             silent_s = 0.0 if self._beaten.is_set() else silent_s + self._turn_s
             self._beaten.clear()
-            if silent_s >= self._limit_s:
-                log.error("worker.stuck", silent_s=silent_s, remedy=STUCK_REMEDY)
-                self._kill_process()
-                return
+            if silent_s >= min(TOLD_S, self._limit_s):
+                at = locate_thread(self._watched)
+                with suppress(Exception):  # whatever the hearer raises, the watch goes on
+                    self._tell(silent_s, at)
+                if silent_s >= self._limit_s:
+                    why = describe_block(silent_s, at)
+                    log.error("worker.stuck", silent_s=silent_s, why=why, remedy=STUCK_REMEDY)
+                    self._kill_process(why)
+                    return

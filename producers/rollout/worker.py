@@ -123,6 +123,7 @@ class RolloutWorker:
             region=self.options.region,
             follower=self.runtime.follower,
             pauses=self.runtime.pauses,
+            episodes=self.runtime.episodes,
             on_loader=self.runtime.set_loader,
             on_step=self.runtime.note_step,
         )
@@ -205,5 +206,5 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
             joined = join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
             threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()
             playing = build(joined, workflow, worker, region, concurrency)
-            with Watchdog() as watchdog:
+            with Watchdog(playing.runtime.report_block) as watchdog:
                 asyncio.run(playing.runtime.supervise(partial(playing.serve_tasks, stop), watchdog))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headrace.ops.figures.advice import ADVICE_GROUPS, ENOUGH_GROUPS, AdviceFold
 from headrace.ops.figures.run_figures import Advice, RewardPoint
-from headrace.schemas.records import EvalResult, Outcome
+from headrace.schemas.records import EpisodeError, EvalResult, Outcome
 
 MOST_TOKENS = 32
 
@@ -71,6 +71,24 @@ def test_all_groups_dropped_for_one_reason_are_told_with_what_to_do() -> None:
     assert not advised(*[group(discarded="stale")] * ENOUGH_GROUPS, group(discarded="overlong"))
     assert not advised(*[group(discarded="stale")] * ENOUGH_GROUPS, group())
     assert not advised(*[group((), discarded="failed")] * ENOUGH_GROUPS), "that is told as failing"
+
+
+def test_an_error_that_fails_many_episodes_comes_before_what_follows_from_it() -> None:
+    error = EpisodeError("error", "TypeError: a message must be text, got None", "shop.py:33 in play", "solver", 1, 3)
+    few = replace(group((0.0,), discarded="failures"), n_asked=4, failures=3, errors=(error,))
+    equal = replace(group((0.0,) * 4, discarded="zero_variance"), n_asked=4)
+    found = advised(*[few] * ENOUGH_GROUPS)
+    assert list(found) == ["many_failed"], "that all rewards are equal follows from it"
+    assert found["many_failed"].is_cause
+    told = (
+        "48 of 64 episodes of the newest 16 groups failed, all by TypeError: a message must be text, got None at shop."
+    )
+    assert found["many_failed"].sentence.startswith(told)
+    assert list(advised(*[few] * 8, *[equal] * 40)) == ["one_reward"], "few of them fail"
+    assert not advised(*[replace(few, rewards=(), reason="failed")] * ENOUGH_GROUPS), (
+        "all fail: that is told as failing"
+    )
+    assert not advised(*[group((1.0,) * 4, discarded="invalid")] * ENOUGH_GROUPS), "and so is this"
 
 
 def test_answers_that_are_all_cut_off_are_told() -> None:

@@ -131,6 +131,11 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert not {"torch", "transformers", "confluent_kafka", "pydantic", "minio"} & set(modules.split())
 
 
+def test_a_shell_completes_commands() -> None:
+    asked = {"_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": "headrace dea", "COMP_CWORD": "1"}
+    assert CliRunner().invoke(cli.app, [], prog_name="headrace", env=asked).output.split() == ["dead-letters"]
+
+
 def commands(one: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command, those below others too."""
     below: dict[str, Any] = getattr(one, "commands", {})

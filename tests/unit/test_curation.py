@@ -348,6 +348,9 @@ def test_groups_whose_spans_tell_of_any_length_are_dropped_and_end_no_curator() 
         [outcome] = read(list(state.handle(sent)))
         assert isinstance(outcome, Outcome)
         assert (outcome.verdict, outcome.reason) == ("dropped", "invalid")
+        [error] = outcome.errors
+        assert (error.reason, error.episodes) == ("error", 2)
+        assert "0: spans, sequence 0: the spans have [4611686018427387904" in error.detail
 
 
 def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:

@@ -17,7 +17,7 @@ from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from headrace.producers.rollout.episodes import EPISODE, RolloutContext, WorkflowSpec, play_group
+from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.producers.rollout.group_records import (
     build_outgoing,
     build_stamp,
@@ -25,6 +25,7 @@ from headrace.producers.rollout.group_records import (
     encode_claim,
     encode_group,
 )
+from headrace.producers.rollout.running_episodes import EPISODE, MANY_TURNS, QUIET_S, RunningEpisodes
 from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
@@ -329,10 +330,10 @@ def test_a_parent_that_is_no_index_fails_its_episode_and_is_named(roles: tuple[s
 
 def test_what_an_episode_writes_into_its_problem_no_other_episode_sees() -> None:
     async def writes(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-        await single_turn(problem, env, actors)
+        played = await single_turn(problem, env, actors)
         seen = cast("Any", problem.extra)["seen"]
         seen.append(1)
-        return {"solver": RoleTrajectory(len(seen), ())}
+        return {"solver": replace(played["solver"], reward=len(seen))}
 
     payload = problem_to_json(Problem("t", "12", extra={"seen": []}))
     groups, _ = play(replace(TASK, payload=payload), spec(writes), context(FakeEngine()))
@@ -359,6 +360,7 @@ def test_what_is_no_episode_is_a_failure_that_names_it() -> None:
     for returned, said in (
         (None, "TypeError: a workflow must return a mapping of role to RoleTrajectory; got NoneType None"),
         ({"solver": Score(1)}, "TypeError: the workflow must return a RoleTrajectory for role solver; got Score"),
+        ({"solver": RoleTrajectory(1, ())}, "ValueError: the workflow returned a trajectory without sequences for rol"),
         ({"solver": RoleTrajectory(np.inf, ())}, "ValueError: the rewards of role solver must be finite, got [inf]"),
         ({"solver": RoleTrajectory(1, (records.Sequence(reward=np.nan),))}, "ValueError: the rewards of role solver"),
         ({"solver": RoleTrajectory(1, (), {"x": np.nan})}, "ValueError: the parts of the reward of role solver must"),
@@ -406,6 +408,29 @@ def test_an_episode_that_gives_half_of_a_character_fails_alone_and_says_where() 
         in failure.detail
     )
     assert len(codec.decode(value, TrajectoryGroup).trajectories) == 2
+
+
+def test_episodes_that_play_one_turn_after_the_other_are_told_with_turns_tokens_and_place() -> None:
+    now_s, told = 0.0, list[str]()
+
+    async def look() -> str:
+        return running.describe_endless()
+
+    async def loops(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
+        nonlocal now_s
+        for turn in range(MANY_TURNS):
+            await actors["solver"].generate([1])
+            now_s = float(turn >= MANY_TURNS - 2) * QUIET_S
+            told.append(await asyncio.create_task(look()))
+        return await single_turn(problem, env, actors)
+
+    running = RunningEpisodes(lambda: now_s)
+    play(replace(TASK, n_asked=1), spec(loops), replace(context(FakeEngine()), running=running))
+    *_, before, last = told
+    assert before == "", "so many turns are usual"
+    expected = r"episodes play their 16th turn, with 32 tokens each so far, and none has ended in 20 s; most are at "
+    assert re.fullmatch(expected + r"test_episodes\.py:\d+ in loops", last)
+    assert running.describe_endless() == "", "it has ended"
 
 
 def test_a_group_behind_a_claim_keeps_its_stamp() -> None:

@@ -254,9 +254,9 @@ def test_errors_are_counted_over_groups_and_once_for_all_policies_of_a_task() ->
     first, second = fold.errors()
     assert (first.count, first.number, second.count) == (24, 0, 1)
     assert first.sentence == (
-        "24 episodes failed: KeyError: '7' at own.py:5 in judge (solver, turn 1); one in task sums:0 (sum:0)"
+        "24 of 32 episodes failed: KeyError: '7' at own.py:5 in judge (solver, turn 1); one in task sums:0 (sum:0)"
     )
-    assert second.sentence.startswith("1 episode failed: ValueError: no at ")
+    assert second.sentence.startswith("1 of 32 episodes failed: ValueError: no at ")
 
 
 def test_the_group_that_is_named_is_the_first_that_holds_the_traceback(own: Any) -> None:

@@ -248,3 +248,20 @@ def test_a_batch_tells_how_much_of_it_is_replayed_and_how_old_that_is() -> None:
     told = group_metrics([fresh], 10)
     assert told["replay_share"] == 0.0
     assert "replay_age_mean" not in told
+
+
+def test_a_batch_tells_the_length_and_turns_of_its_trajectories_and_the_means_of_their_reward_parts() -> None:
+    made = whole((1.0, 0.0), (0, 1))
+    first, second = made.trajectory_group.trajectories
+
+    def of(*trajectories: Trajectory) -> DecodedGroup:
+        return replace(made, trajectory_group=replace(made.trajectory_group, trajectories=trajectories))
+
+    odd = {"calls": 3.0, "long " * 20: 1.0, "odd": math.nan}
+    twice = replace(first, sequences=first.sequences * 2, reward_parts=odd)
+    parts = {f"part{number:02}": 1.0 for number in range(40)}
+    told = group_metrics([of(twice, replace(second, reward_parts={"calls": 1.0, **parts})), of(first)], 3)
+    spans = [span.length for span in first.sequences[0].spans if span.kind == "generated"]
+    assert (told["length_mean"], told["turns_mean"]) == (4 * sum(spans) / 3, 4 * len(spans) / 3)
+    assert told["reward_part_calls"] == 2.0, "of the trajectories that have it"
+    assert sum(name.startswith("reward_part_") for name in told) == 31, "few names, so that records stay small"

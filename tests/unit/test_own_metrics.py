@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import cycle, product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from tiny_models import SHAPE, TOKENIZER, batch
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import TrainerSettings
-from headrace.ops.lineage.own_metrics import select_own_metrics
+from headrace.ops.lineage.own_metrics import SHIPPED, select_own_metrics
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model
 from headrace.trainers.losses import CORRECTIONS, LOSSES, TrainedTokens, add_metrics, means, objective_of
@@ -50,5 +52,10 @@ def test_no_metric_of_a_shipped_loss_or_of_a_step_is_taken_for_an_own_one() -> N
     assert len(names) > 20
     for settings in (TrainerSettings(), TrainerSettings(entropy=0.1, kl={"use": "k3"})):
         names |= Learner(build_model(SHAPE, TOKENIZER, seed=1), settings).step(batch(1), 1)
-    assert select_own_metrics(names) == {}
+    assert select_own_metrics({**names, "reward_part_its\nname": 1.0}) == {}
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    listed = {name for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    passing = {"ess_ratio", "ess_square"}
+    assert {name for name in listed if not re.search("[A-Z]|^weight_|^staleness_", name)} == SHIPPED - passing
+    assert {name for name in names if name.startswith("weight_") and name != "weight_square_mean"} <= listed
     assert select_own_metrics({**names, "mine": 2.0, "also_mine": 1.0}) == {"also_mine": 1.0, "mine": 2.0}

@@ -159,6 +159,7 @@ def moment(recipe: Recipe) -> Moment:
     for number in range(40):
         log.say(topics.outcomes("solver"), outcome(number, (0.4, 0.4), version=number // 2, lengths=(3, 4)))
     metrics = {"staleness_mean": 0.75, "staleness_max": 1.0, "logprob_gap_mean": 3e-6}
+    metrics |= {"length_mean": 12.25, "turns_mean": 2.0, "reward_part_calls": 1.5}
     log.say(topics.batches("solver"), BatchTrained(run_id=RUN_ID, policy="solver", version=20, metrics=metrics))
     log.say(topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=20))
     log.say(topics.evals("solver"), EvalResult(run_id=RUN_ID, policy="solver", workflow="sums", avg_at_k=0.31))
@@ -184,6 +185,7 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "tokens/s · 2.5% of all tokens wasted",
         "staleness 0.75",
         "1 weights published",
+        "answer tokens 12.25 · turns 2 · calls 1.5",
         "tasks.sums 12",
         "0.31 at version 0",
         "rollout-sums-0 behind (two versions)",
@@ -192,6 +194,20 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "1:15",
     ):
         assert words in shown
+
+
+def test_an_error_that_fails_many_episodes_stands_above_all_that_follows_from_it(moment: Moment) -> None:
+    advice = (Advice("solver", "all_cut_off", "Raise max_tokens."), Advice("solver", "many_failed", "Fix this first."))
+    figures = replace(moment.figures, advice=advice)
+    shown, status = drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))
+    assert shown.index("Fix this first.") < shown.index("started again") < shown.index("Raise max_tokens.")
+    assert "Reward does not rise" not in shown, "no wonder"
+    assert status.index("Fix this first.") < status.index("Raise max_tokens.")
+
+
+def test_the_status_shows_the_means_of_the_newest_batch(moment: Moment) -> None:
+    shown = drawn(status_table(status_of(moment.figures)))
+    assert "solver: answer tokens 12.25 · turns 2 · calls 1.5" in shown
 
 
 def test_before_the_first_reward_page_and_line_say_what_a_worker_waits_for(recipe: Recipe) -> None:

@@ -7,8 +7,9 @@ import pytest
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from headrace.infra.errors import MaskedValueError, UsageError
-from headrace.infra.recipe.recipe_file import describe_value, list_shipped_recipes, load_recipe
+from headrace.infra.recipe.recipe_file import describe_value, list_shipped_recipes, load_recipe, replace_chain_from_file
 from headrace.infra.recipe.settings import Recipe
+from headrace.ops.compare.sweep_file import load_sweep
 
 BASE = """
 name = "base"
@@ -62,6 +63,16 @@ def test_recipes_in_a_folder_are_found_by_name_and_by_path_and_a_sweep_is_none_o
     assert load_recipe("efficient-data/ds-greso-replay-0.3") == load_recipe(str(path))
     with pytest.raises(UsageError, match=r"there is no recipe 'efficient-data/sweep'"):
         load_recipe("efficient-data/sweep")
+
+
+def test_a_file_with_nearly_this_name_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "shop.toml").write_text('extends = "arithmetic"')
+    recipe = load_recipe(str(tmp_path / "shop.toml"))
+    for load in (load_recipe, load_sweep, lambda name: replace_chain_from_file(recipe, Path(name))):
+        with pytest.raises(UsageError, match=r"there is no (recipe|sweep|file) .*; did you mean `shop\.toml`\?$"):
+            load(str(tmp_path / "shop.tml"))
+    with pytest.raises(UsageError, match=r"; did you mean `arithmetic`\?$"):
+        load_recipe("arithmetc")
 
 
 def test_the_scripted_policy_on_the_page_of_experiments_is_that_of_its_recipe() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,16 +23,16 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import EngineStats, VersionGone
 from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.rollout import worker
-from headrace.producers.rollout.episodes import EPISODE
+from headrace.producers.rollout import watchdog, worker
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.run_end import RunEnd
+from headrace.producers.rollout.running_episodes import EPISODE, RunningEpisodes
 from headrace.producers.rollout.runtime import NO_PARTITIONS, WorkerRuntime
 from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.version_holds import VersionHolds
-from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog
+from headrace.producers.rollout.watchdog import LONGEST_STEP_S, STUCK_REMEDY, Stalled, StallWatch, Watchdog
 from headrace.producers.rollout.worker import choose_workflow
 from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts
 from headrace.schemas import codec
@@ -345,19 +346,64 @@ def test_a_pause_is_said_once_when_it_begins_and_once_when_it_ends() -> None:
 
 
 def test_the_watchdog_ends_a_process_whose_loop_stands_still_and_no_other() -> None:
-    ended = threading.Event()
-    watchdog = Watchdog(limit_s=0.05, turn_s=0.01, end=ended.set)
-    watchdog.start()
+    ended, why = threading.Event(), [""]
+
+    def end(reason: str) -> None:
+        why[0] = reason
+        ended.set()
+
+    Watchdog(limit_s=0.05, turn_s=0.01, end=end).start()
     assert ended.wait(PATIENCE_S)
+    assert re.match(
+        r"blocked for 0 s at \S*test_rollout_parts\.py:\d+ in test_the_watchdog_ends_a_process_whose", why[0]
+    )
 
     spared = threading.Event()
-    beaten = Watchdog(limit_s=PATIENCE_S, turn_s=0.01, end=spared.set)
+    beaten = Watchdog(limit_s=PATIENCE_S, turn_s=0.01, end=lambda _: spared.set())
     beaten.start()
     for _ in range(10):
         beaten.beat()
     beaten.stop()
     beaten.join(PATIENCE_S)
     assert not spared.is_set()
+
+
+def test_a_blocked_loop_is_told_by_the_line_that_blocks_before_the_process_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "TOLD_S", 0.02)
+    told, waits = list[str](), threading.Event()
+    events = ["told"]
+
+    def tell(_silent_s: float, at: str) -> None:
+        told.append(at)
+        waits.set()
+        raise OSError("Kafka is away")
+
+    async def till() -> None:
+        assert waits.wait(PATIENCE_S)
+
+    with Watchdog(tell, limit_s=PATIENCE_S, turn_s=0.01, end=events.append):
+        asyncio.run(till())
+    assert re.fullmatch(r"\S*test_rollout_parts\.py:\d+ in till", told[0])
+    assert events == ["told"], "the process goes on"
+
+
+def test_what_the_watchdog_tells_is_in_the_workers_status_though_its_loop_is_blocked() -> None:
+    posted: list[WorkerStatus] = []
+    producer = cast("Any", SimpleNamespace(post=lambda one: posted.append(codec.decode(one.value, WorkerStatus))))
+    worker: Any = SimpleNamespace(
+        pauses=Pauses(), tally=WorkCounts(), watch=Stopwatch(), slots=Slots(4), loader=None, engine=None, tasks={},
+        _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()),
+        intake=None, phase="rolling",
+    )  # fmt: skip
+    worker._post = partial(WorkerRuntime._post, worker)
+    with capture_logs() as logged:
+        WorkerRuntime.report_block(worker, 20.0, "shop.py:50 in till")
+    assert [(one.state, one.detail.partition(":")) for one in posted] == [
+        ("rolling", ("blocked for 20 s at shop.py", ":", f"50 in till: {STUCK_REMEDY}"))
+    ]
+    assert [(one["event"], one["at"]) for one in logged] == [("worker.blocked", "shop.py:50 in till")]
 
 
 def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> None:
@@ -435,7 +481,9 @@ def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
         pauses=Pauses(), tally=WorkCounts(), watch=Stopwatch(), slots=Slots(4), loader=None, engine=None,
         _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()),
         intake=intake, tasks={}, phase="waiting", step="imports the engine torch", _stall_watch=StallWatch(),
+        episodes=RunningEpisodes(),
     )  # fmt: skip
+    worker._post = partial(WorkerRuntime._post, worker)
     WorkerRuntime._post_status(worker)
     worker.pauses.begin("files of solver", "the trainer has published no version yet")
     WorkerRuntime._post_status(worker)

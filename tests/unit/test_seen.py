@@ -184,7 +184,7 @@ def step_of(whole: DecodedGroup, texts: TokenTexts, count: int) -> StepSeen:
         0,
         "a",
         "b",
-        {"loss": 0.25, "tokens": 1234.0, "ratio_max": 7.0, "mine": 2.5},
+        {"loss": 0.25, "tokens": 1234.0, "ratio_max": 7.0, "mine": 2.5, "reward_part_answered": 0.9},
         32,
         (seen,) * count,
     )
@@ -196,6 +196,7 @@ def test_a_step_shows_short_answers_in_a_table(tokenizer: Tokenizer, texts: Toke
     assert "loss 0.2500" in told
     assert "tokens 1,234" in told
     assert "mine 2.5" in told, "of a loss of one's own"
+    assert "answered 0.9" in told, "a part of the reward"
     assert "ratio_max" not in told
     assert told.count("  2+3?") == 2, "one prompt for all of a group, without markup taken for a style"
     assert "0.1    1.00" in told, "a second sequence of the first member"

@@ -13,21 +13,19 @@ from headrace.infra.embedded.server_probe import Silence
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
+from headrace.ops.figures.discard_advice import ADVICE_BY_REASON
 from headrace.ops.figures.failing import ENOUGH, FailingFold
+from headrace.ops.figures.late_versions import FIRST_MS, LEAST_MS, describe_longest_pause, patience_ms
 from headrace.ops.figures.standstill import (
-    ADVICE_BY_REASON,
     CAUSES,
-    FIRST_MS,
-    LEAST_MS,
     Seen,
     Standstill,
     Surroundings,
     describe_discards,
-    describe_longest_pause,
-    patience_ms,
     standstill,
 )
 from headrace.ops.figures.standstill_words import describe_restarts
+from headrace.schemas.episode_errors import build_malformed_error
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, GroupUse, Outcome, WorkerStatus
 
 NOW = 1_700_000_000_000
@@ -55,6 +53,7 @@ def said(  # noqa: PLR0913 - each is of the defaults of a run that stands still
     in_flight: int = 3,
     at_once: bool = False,
     recipe: Recipe = RECIPE,
+    many_failed: Mapping[str, str] | None = None,
     **around: Any,
 ) -> Standstill | None:
     seen = Seen(
@@ -66,6 +65,7 @@ def said(  # noqa: PLR0913 - each is of the defaults of a run that stands still
         workers=workers,
         lag=lag or {},
         in_flight={"solver": in_flight},
+        many_failed=many_failed or {},
     )
     return standstill(seen, Surroundings(**{"began_ms": NOW - 200_000, **around}), NOW, at_once=at_once)
 
@@ -222,6 +222,13 @@ def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
     assert said(ROLLING, made=young, groups=fold) is None, "one in thirteen is trained"
 
 
+def test_what_to_do_about_drops_begins_with_the_error_that_fails_most_episodes() -> None:
+    first = {"solver": "596 of 640 episodes failed by TypeError. Fix this error first."}
+    found = said(ROLLING, made=YOUNG, groups=discarded(RECENT_GROUPS), many_failed=first)
+    assert found is not None
+    assert found.sentence.endswith("What you can do: 596 of 640 episodes failed by TypeError. Fix this error first.")
+
+
 def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in() -> None:
     fold = ConcludedFold()
     fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT_GROUPS), NOW)
@@ -298,6 +305,17 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
     assert not found.hopeless
     assert "none has ever" not in found.sentence
     assert "exit code" not in found.sentence, "some have succeeded, so it is not given up"
+
+
+def test_trajectories_that_cannot_be_trained_on_count_as_episodes_that_fail() -> None:
+    fold, error = FailingFold(), build_malformed_error("0 of 4 are left (0: empty_mask, nothing was generated)", 4)
+    refused = Outcome(component="curate", verdict="dropped", reason="invalid", rewards=(1.0,) * 4, errors=(error,))
+    for number in range(400):
+        fold.fold_outcome("solver", refused, NOW - 400_000 + 1000 * number)
+    found = said(ROLLING, made=YOUNG, began_ms=1, episodes=fold)
+    assert found is not None
+    assert found.hopeless
+    assert "failed, most of them with the workflow's trajectories cannot be trained on: 0 of 4 are" in found.sentence
 
 
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
@@ -384,6 +402,21 @@ def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:
         in found.sentence
     )
     assert said(away, ROLLING, made=YOUNG) is None, "one of them plays"
+
+
+def test_workers_that_users_code_blocks_are_told_at_once_and_endless_episodes_with_their_place() -> None:
+    blocked = replace(ROLLING, detail="blocked for 20 s at shop.py:50 in till: no episode can go on")
+    assert (found := said(blocked, made=YOUNG)) is not None
+    assert found.cause == "blocked"
+    assert "solver gets no episode: its workers are blocked for 20 s at shop.py:50 in till" in found.sentence
+    assert said(blocked, replace(ROLLING, worker="b"), made=YOUNG) is None, "the other one plays"
+    endless = replace(
+        ROLLING, detail="episodes play their 40th turn, and none has ended in 45 s; most are at shop.py:33"
+    )
+    assert said(endless, made=YOUNG) is None, "they may be long"
+    assert (found := said(endless)) is not None
+    assert found.cause == "playing"
+    assert "; rollout-sums-0: episodes play their 40th turn, and none has ended in 45 s" in found.sentence
 
 
 def test_of_a_run_that_is_over_it_is_told_where_it_stood_still() -> None:

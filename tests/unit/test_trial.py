@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from drawn_page import drawn
+from patience import PATIENCE_S
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
 from headrace.app.views.trial_page import trial_page
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
+from headrace.ops.offline import watched_play
 from headrace.ops.offline.given_answers import parse_answers
 from headrace.ops.offline.trial import OwnCodeFailed, TrialRequest, Tried, try_recipe
+from headrace.producers.rollout import watchdog
+from headrace.producers.rollout.episodes import RolloutContext
+from headrace.producers.rollout.watchdog import Watchdog
 from headrace.trainers.advantages import grpo
 
 OWN = """
@@ -297,6 +306,39 @@ def test_answers_are_a_policys_own_where_there_are_several() -> None:
         parse_answers(["solver", "judge"], ["no"])
     with pytest.raises(UsageError, match="cannot encode it"):
         tried("arithmetic", answers=["Ω"])
+
+
+def test_a_call_that_blocks_a_trial_is_told_by_its_line_and_ended_by_one_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, heard, ended = list[str](), threading.Event(), []
+
+    def say(words: str) -> None:
+        said.append(words)
+        heard.set()
+
+    async def till(*_: object) -> None:
+        assert heard.wait(PATIENCE_S)
+        signal.raise_signal(signal.SIGINT)
+        ended.append("the call returned")
+
+    for module in (watchdog, watched_play):
+        monkeypatch.setattr(module, "TOLD_S", 0.02)
+    monkeypatch.setattr(watched_play, "Watchdog", partial(Watchdog, turn_s=0.01))
+    monkeypatch.setattr(watched_play, "play_all", till)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        watched_play.play_watched([], cast("RolloutContext", None), say)
+    assert re.match(r"the trial is blocked for 0 s at \S*test_trial\.py:\d+ in till: ", said[0])
+    assert ended == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_episodes_of_a_trial_that_never_end_are_told_with_their_turns() -> None:
+    told = watched_play.describe_wait(20, 900, "episodes play their 40th turn")
+    assert told.startswith(
+        "the episodes have run for 20 s; episodes play their 40th turn. They end after 900 s (rollout"
+    )
 
 
 def test_a_shadow_is_named_as_one_that_was_not_tried() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +14,7 @@ import torch
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.schemas.records import Trajectory
 from headrace.schemas.rewards import EQUAL
-from headrace.schemas.version_records import OFF_POLICY_GAP
+from headrace.schemas.version_records import LENGTH_MEAN, OFF_POLICY_GAP, REWARD_PART, TURNS_MEAN
 from headrace.trainers.batches.groups import DecodedGroup
 from headrace.trainers.losses import TrainedTokens, add_metrics, means
 from headrace.trainers.losses.tokens import log_ratio
@@ -24,6 +25,10 @@ RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
 """Bin bounds of the histogram of pi_theta / pi_b."""
 MOST_AGES = 64
 """Up to this age, in versions, every age has a share of the tokens, also 0, as recorded metrics have."""
+
+
+MOST_PARTS, LONGEST_PART = 32, 64
+"""Own parts of a reward with a mean: so many, by name, and only those with a name of at most so many characters."""
 
 
 class StepSums:
@@ -143,8 +148,9 @@ def sampling_version(settings: TrainerSettings, groups: Sequence[DecodedGroup], 
 def group_metrics(groups: Sequence[DecodedGroup], base_version: int) -> dict[str, float]:
     """Return metrics of a batch's groups.
 
-    They are: rewards; the staleness of the oldest tokens in versions; the share of groups that teach nothing; the share
-    of replays and, if there are any, their mean and largest age in versions.
+    They are: rewards and their own parts; length and turns of trajectories; the staleness of the oldest tokens in
+    versions; the share of groups that teach nothing; the share of replays and, if there are any, their mean and largest
+    age in versions.
     """
     rewards = np.concatenate([[t.reward for t in g.trajectory_group.trajectories] for g in groups])
     each = [max(0, base_version - g.curated.min_version) for g in groups]
@@ -153,6 +159,7 @@ def group_metrics(groups: Sequence[DecodedGroup], base_version: int) -> dict[str
     finite = rewards[np.isfinite(rewards)]
     return {
         "reward_mean": float(finite.mean()) if finite.size else 0.0,
+        **_measure_answers([t for g in groups for t in g.trajectory_group.trajectories]),
         "groups": float(len(groups)),
         "zero_variance_share": float(np.mean([_has_one_reward(g) for g in groups])),
         "truncated_share": float(np.mean([_is_truncated(t) for g in groups for t in g.trajectory_group.trajectories])),
@@ -160,6 +167,24 @@ def group_metrics(groups: Sequence[DecodedGroup], base_version: int) -> dict[str
         "replay_share": len(replayed) / len(groups),
         **({"replay_age_mean": float(np.mean(replayed)), "replay_age_max": float(max(replayed))} if replayed else {}),
     }
+
+
+def _measure_answers(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the mean generated tokens and turns of trajectories, and the mean of each own part of their rewards."""
+    answers = [
+        [span.length for sequence in one.sequences for span in sequence.spans if span.kind == "generated"]
+        for one in trajectories
+    ]
+    found = {
+        LENGTH_MEAN: sum(map(sum, answers)) / max(1, len(answers)),
+        TURNS_MEAN: sum(map(len, answers)) / max(1, len(answers)),
+    }
+    names = {name for one in trajectories for name in one.reward_parts if len(name) <= LONGEST_PART}
+    for name in sorted(names)[:MOST_PARTS]:
+        values = [one.reward_parts[name] for one in trajectories if name in one.reward_parts]
+        if finite := [value for value in values if math.isfinite(value)]:
+            found[REWARD_PART + name] = sum(finite) / len(finite)
+    return found
 
 
 def _has_one_reward(group: DecodedGroup) -> bool:
