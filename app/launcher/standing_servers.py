@@ -12,7 +12,7 @@ from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.process.signals import STOP_WITHIN_S, ignore_signals, interrupt_on_signals
-from headrace.infra.recipe.settings import Kafka, Store
+from headrace.infra.recipe.server_settings import Kafka, Store
 from headrace.infra.store.store_address import StoreAddress
 
 HOLDER = "`headrace servers`"

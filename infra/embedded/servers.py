@@ -26,7 +26,7 @@ from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, get_admin, translate_kafka_errors
 from headrace.infra.kafka.cluster_topics import fetch_topics
 from headrace.infra.kafka.topic_offsets import fetch_end_offsets
-from headrace.infra.recipe.settings import Kafka, Store
+from headrace.infra.recipe.server_settings import Kafka, Store
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 
 SERVERS_PATIENCE_S = 10.0

@@ -10,11 +10,11 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -28,7 +28,6 @@ from headrace.infra.kafka.cluster_entry import ENTRIES
 from headrace.infra.kafka.fatal_errors import call_client
 from headrace.infra.kafka.token_function import OAUTH_CALLBACK, TokenFunction
 from headrace.infra.kafka.watched_consumer import CALLS, WatchedConsumer
-from headrace.infra.process.signals import MustRestart
 from headrace.schemas.headers import Headers
 
 log = structlog.get_logger()
@@ -372,44 +371,6 @@ def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any
             if cause.code() in UNANSWERED:
                 forget_admins()
             time.sleep(backoff.next_s())
-
-
-def message_of(raw: RawMessage) -> Message:
-    """Return a record without librdkafka's handle."""
-    value = raw.value()
-    return Message(
-        topic=raw.topic() or "",
-        partition=raw.partition() or 0,
-        offset=raw.offset() or 0,
-        key=raw.key() or b"",
-        value=value or b"",
-        headers=_headers_of(raw),
-        timestamp_ms=raw.timestamp()[1],
-        is_null=value is None,
-    )
-
-
-def _headers_of(raw: RawMessage) -> Headers:
-    """Return a record's headers; none if a name is not UTF-8, which the client cannot decode."""
-    try:
-        found = cast(Headers, raw.headers() or [])
-    except (SystemError, UnicodeDecodeError):  # a second call would return a list with holes
-        return []
-    return [(name, value) for name, value in found if value is not None]
-
-
-def take_good_messages(raw: Iterable[RawMessage], doing: str) -> list[Message]:
-    """Return the records of a poll; ignore temporary errors, raise others."""
-    found = []
-    for item in raw:
-        error = item.error()
-        if error is None:
-            found.append(message_of(item))
-        elif error.code() not in AWAY_ERRORS and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-            if error.code() == KafkaError._FATAL:  # noqa: SLF001
-                raise MustRestart(f"{doing}: {error.str()}; the component goes on with a new client")
-            raise translate_error(KafkaException(error), doing)
-    return found
 
 
 ADMIN_GRACE_S = 20.0

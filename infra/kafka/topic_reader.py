@@ -17,11 +17,11 @@ from headrace.infra.kafka.clients import (
     KafkaAway,
     LogTruncated,
     Message,
-    message_of,
     open_consumer,
     translate_error,
     translate_kafka_errors,
 )
+from headrace.infra.kafka.received import message_of
 from headrace.infra.kafka.topic_offsets import SETTLING_S, fetch_begin_offsets, fetch_end_offsets, fetch_partition_count
 
 log = structlog.get_logger()

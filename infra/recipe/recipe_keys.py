@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from headrace.infra.recipe import settings
+from headrace.infra.recipe import server_settings, settings
 from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.schemas.field_texts import read_field_texts
 
@@ -25,13 +25,14 @@ def list_children(path: Sequence[str]) -> dict[str, str]:
 
 def _text_of(kind: type[BaseModel], name: str) -> str:
     """Return the text under a field, in the class that defines it."""
-    texts = (_read_settings_texts().get(one.__name__, {}).get(name) for one in kind.__mro__)
+    texts = (read_settings_texts().get(one.__name__, {}).get(name) for one in kind.__mro__)
     return inspect.cleandoc(next((text for text in texts if text), ""))
 
 
 @functools.cache
-def _read_settings_texts() -> dict[str, dict[str, str]]:
-    return read_field_texts(settings)  # pydantic would read them in every process
+def read_settings_texts() -> dict[str, dict[str, str]]:
+    """Return the texts under the fields of every section, by class and field."""
+    return read_field_texts(settings) | read_field_texts(server_settings)  # pydantic would read them in every process
 
 
 def list_fields(path: Sequence[str]) -> tuple[str, ...]:

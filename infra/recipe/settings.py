@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.bootstrap import Bootstrap
 from headrace.infra.recipe.recipe_paths import find_path
-from headrace.infra.recipe.table import MOST_PARTITIONS, MOST_PROCESSES, RunName, Settings, Temperature
-from headrace.infra.store.endpoint import BucketName, Endpoint, split_scheme
+from headrace.infra.recipe.server_settings import Kafka, Store
+from headrace.infra.recipe.table import MOST_PROCESSES, RunName, Settings, Temperature
 from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, variant_of
 
 MOST_STATE_PARTITIONS = 64
@@ -397,48 +396,6 @@ class Evaluate(Settings):
     def played_samples(self) -> int:
         """Samples per problem that are played: greedy answers are equal, so one of them is enough."""
         return self.samples if self.temperature else 1
-
-
-class Kafka(Settings):
-    """The Kafka cluster."""
-
-    model_config = ConfigDict(coerce_numbers_to_str=True)  # `"max.poll.interval.ms" = 45000`
-
-    bootstrap: Bootstrap = ""
-    """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
-    client: dict[str, str] = Field(default_factory=dict)
-    """Further librdkafka settings. A recipe is written to a topic, so put secrets into the environment variable
-    `HEADRACE_KAFKA_CLIENT` instead."""
-    partitions: int = Field(8, ge=1, le=MOST_PARTITIONS)
-    """Partitions of each topic of tasks, trajectories (also of evaluations), curated groups and outcomes, and of
-    `state`, which has at most 64. Cannot change during a run."""
-    task_partitions: int = Field(0, ge=0, le=MOST_PARTITIONS)
-    """Partitions of each topic of tasks: a workflow can use at most so many rollout workers. 0 for as many as
-    `partitions`. Cannot change during a run."""
-    compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
-    """Compression of the batches that producers send."""
-
-
-class Store(Settings):
-    """The object store."""
-
-    endpoint: Endpoint = ""
-    """`host:port` of an S3 store, with `https://` before it for TLS; empty starts an embedded one. Keys and
-    certificates come from the environment: `docs/object-store.md`."""
-    bucket: BucketName = "headrace"
-    """Bucket; created if it is missing."""
-    secure: bool = False
-    """Use TLS, as with `https://` before the endpoint."""
-    region: str = "us-east-1"
-    """Region of the bucket."""
-    cache_gib: float = Field(20.0, ge=0)
-    """GiB of downloaded weights that a machine caches for all its workers, in `$HEADRACE_CACHE/weights`. The least
-    recently used are removed first. 0 for no cache."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_scheme(cls, given: Any) -> Any:
-        return split_scheme(given) if isinstance(given, dict) else given
 
 
 class Launch(Settings):

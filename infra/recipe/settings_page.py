@@ -1,4 +1,4 @@
-"""Writes `docs/settings.md`: every key of a recipe with the text under its field in `settings.py`.
+"""Writes `docs/settings.md`: every key of a recipe with the text under its field.
 
 Run it as `python -m headrace.infra.recipe.settings_page`, in a clone.
 """
@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from headrace.infra.recipe import settings
+from headrace.infra.recipe.recipe_keys import read_settings_texts
 from headrace.infra.recipe.table import Settings
-from headrace.schemas.field_texts import read_field_texts
 
 SETTINGS_PAGE = Path("docs") / "settings.md"
 HEAD = """\
@@ -40,8 +40,7 @@ SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def render_page() -> str:
     """Return the text of the page: a section for each table, in the order of the fields."""
-    texts = read_field_texts(settings)
-    return "\n".join([HEAD, *_render_tables(settings.Recipe, "", texts)])
+    return "\n".join([HEAD, *_render_tables(settings.Recipe, "", read_settings_texts())])
 
 
 def _render_tables(model: type[BaseModel], path: str, texts: dict[str, dict[str, str]]) -> Iterator[str]:

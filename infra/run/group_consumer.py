@@ -31,10 +31,10 @@ from headrace.infra.kafka.clients import (
     Outgoing,
     call_patiently,
     open_consumer,
-    take_good_messages,
     translate_kafka_errors,
 )
 from headrace.infra.kafka.group_offsets import MEMBERSHIP_MOVES, refuse_errors
+from headrace.infra.kafka.received import take_good_messages
 from headrace.infra.kafka.topic_reader import PartitionId, name_partition, refuse_lost_tail
 from headrace.infra.kafka.transactions import GroupOffsets, Ticket
 from headrace.infra.process.signals import MustRestart

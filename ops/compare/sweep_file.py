@@ -17,7 +17,8 @@ from headrace.infra.environment import expand_user
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.nearest import suggest_nearest_file
 from headrace.infra.recipe.recipe_file import describe_value, list_shipped_sweeps, load_recipe
-from headrace.infra.recipe.settings import Kafka, Recipe, Store
+from headrace.infra.recipe.server_settings import Kafka, Store
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.recipe.table import Settings
 from headrace.schemas.topics import check_name
 

@@ -18,16 +18,10 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from headrace.infra.kafka.broker_contact import BrokerContact
-from headrace.infra.kafka.clients import (
-    Connection,
-    Message,
-    call_patiently,
-    is_answering,
-    open_consumer,
-    take_good_messages,
-)
+from headrace.infra.kafka.clients import Connection, Message, call_patiently, is_answering, open_consumer
 from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.kafka.group_offsets import refuse_errors
+from headrace.infra.kafka.received import take_good_messages
 from headrace.infra.kafka.topic_reader import PartitionId, name_partition
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.owned_partitions import OwnedPartitions

@@ -27,7 +27,7 @@ from headrace.infra.environment import FOR_USERS
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Kafka, Store
+from headrace.infra.recipe.server_settings import Kafka, Store
 from headrace.infra.run.run import Run
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.store.store_address import StoreAddress

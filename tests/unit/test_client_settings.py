@@ -17,7 +17,8 @@ from headrace.infra.kafka.client_settings import LEAST_POLL_MS, check_client_set
 from headrace.infra.kafka.clients import Connection, KafkaAway, RunAddress, refuse_missing_token
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Kafka, Recipe, Store
+from headrace.infra.recipe.server_settings import Kafka, Store
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run import run as runs
 from headrace.infra.run.revisions import find_differences
 from headrace.infra.run.run import Run

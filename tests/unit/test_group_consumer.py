@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from headrace.infra.kafka.clients import Connection, KafkaRefused, Message, take_good_messages
+from headrace.infra.kafka.clients import Connection, KafkaRefused, Message
+from headrace.infra.kafka.received import take_good_messages
 from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.run.group_consumer import GroupConsumer, Membership

@@ -13,7 +13,7 @@ import pytest
 from answering_server import CERTIFICATES, answering_server
 
 from headrace.infra.errors import HeadraceError, UsageError
-from headrace.infra.recipe.settings import Store
+from headrace.infra.recipe.server_settings import Store
 from headrace.infra.run.run import describe_store, parse_store
 from headrace.infra.store.access import find_keys
 from headrace.infra.store.object_store import ObjectStore, StoreAddress, StoreDenied, StoreError, StoreUnavailable
