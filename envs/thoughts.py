@@ -50,6 +50,7 @@ def is_within_thought(actor: Actor, prompt: Sequence[int]) -> bool:
 
 
 def decode_completion(actor: Actor, ids: npt.NDArray[np.int32], *, is_thinking: bool) -> str:
-    """Return the text of generated tokens; it begins with `<think>` if it is all of a thought that the prompt began."""
+    """Return the text of generated tokens, with the `<think>` of the prompt where the text does not show a thought."""
     text = actor.decode(ids)
-    return f"{BEGIN}{text}" if is_thinking and END not in text else text
+    before, end, _ = text.partition(END)
+    return f"{BEGIN}{text}" if is_thinking and (not end or BEGIN in before) else text

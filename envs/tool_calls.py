@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,10 +52,11 @@ def parse_tool_calls(
     names = [tool_name(tool) for tool in tools]
     shown = _blank_out_json(text)
     thoughts = find_thoughts(shown, is_thinking=is_thinking)
+    begins = [begin for begin, _ in thoughts]
     return [
         _read_call(text[slice(*found.span(1))], found[2], names)
         for found in _BLOCK.finditer(shown)
-        if not any(begin <= found.start() < end for begin, end in thoughts)
+        if not ((at := bisect(begins, found.start())) and found.start() < thoughts[at - 1][1])
     ]
 
 

@@ -41,9 +41,18 @@ class _Files:
     cache: str
     swap_limit: str = ""
     swap_used: str = ""
+    swap_holds_memory: bool = False
+    """Whether the figures of swap are of memory and swap together."""
 
 
-_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V1 = _Files(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+    "memory.memsw.limit_in_bytes",
+    "memory.memsw.usage_in_bytes",
+    swap_holds_memory=True,
+)
 _V2 = _Files("memory.max", "memory.current", "inactive_file", "memory.swap.max", "memory.swap.current")
 
 
@@ -85,6 +94,8 @@ def _read_limit(folder: Path, files: _Files, machine: Memory) -> Memory | None:
         return None
     used = max((_read_number(folder / files.used) or 0) - _read_cache(folder / "memory.stat", files.cache), 0)
     swap, swap_used = (_read_number(folder / name) if name else None for name in (files.swap_limit, files.swap_used))
+    if files.swap_holds_memory and swap is not None:
+        swap, swap_used = swap - limit, max((swap_used or 0) - (_read_number(folder / files.used) or 0), 0)
     is_unlimited = bool(files.swap_limit) and swap is None and (folder / files.swap_limit).is_file()
     swap_total = machine.swap_total if is_unlimited else min(swap or 0, machine.swap_total)
     return Memory(max(limit - used, 0), limit, max(swap_total - (swap_used or 0), 0), swap_total, limit)

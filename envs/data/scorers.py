@@ -42,6 +42,8 @@ class Scorer:
     needs_answer: bool = True
     is_boxed: bool = False
     """Whether it reads the last box."""
+    reads_thoughts: bool = False
+    """Whether it gets the whole completion, and decides itself what of it counts."""
     find_fault: Callable[[str], str] = _accept
     """Returns what is wrong with an answer of the data set; an empty text for a usable answer."""
 
@@ -71,7 +73,7 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
     except ValueError as error:
         raise ValueError(f"scorer {name}: {error}") from error
     scorer = built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False)
-    return replace(scorer, score=partial(_score_answer, scorer.score))
+    return scorer if scorer.reads_thoughts else replace(scorer, score=partial(_score_answer, scorer.score))
 
 
 def _score_answer(score: Callable[[Problem, str], Score | float], problem: Problem, text: str) -> Score | float:
@@ -122,8 +124,9 @@ def _build_math() -> Scorer:
 def _build_regex(pattern: str = "") -> Scorer:
     """Search for the answer, a regular expression; or find an answer by `pattern` and compare it as `exact`.
 
-    The last match counts, or its first group if it has one. Expressions may take for ever on a policy's text and cannot
-    be interrupted, so they run in separate processes with a time limit.
+    The last match counts, or its first group if it has one. An expression that names `think>` gets the whole
+    completion. Expressions may take for ever on a policy's text and cannot be interrupted, so they run in separate
+    processes with a time limit.
     """
     try:
         re.compile(pattern)
@@ -139,10 +142,11 @@ def _build_regex(pattern: str = "") -> Scorer:
             return f"is not a valid regular expression, as the scorer regex needs ({error})"
         return ""
 
-    return Scorer(
-        lambda problem, text: Score(float(judge.is_same(text, problem.answer))),
-        find_fault=_accept if pattern else find_fault,
-    )
+    def score(problem: Problem, text: str) -> Score:
+        is_about_thoughts = "think>" in pattern + problem.answer  # the format of R1-Zero, for instance
+        return Score(float(judge.is_same(text if is_about_thoughts else read_answer(text), problem.answer)))
+
+    return Scorer(score, reads_thoughts=True, find_fault=_accept if pattern else find_fault)
 
 
 def _wrap_function(name: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Scorer:

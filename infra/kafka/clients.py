@@ -407,7 +407,7 @@ def is_answering(connection: Connection, timeout_s: float = 1.0) -> bool:
     """Return whether a broker answers this process's admin client within a timeout."""
     try:
         return bool(get_admin(connection).list_topics(timeout=timeout_s).brokers)
-    except KafkaException:
+    except (KafkaException, Unavailable):  # Unavailable: a client that cannot be made now
         forget_admins()  # that one may have lost its brokers
         return False
 

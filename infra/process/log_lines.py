@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from headrace.infra.errors import ERROR_MARK
 
-ERROR_TYPE = re.compile(r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b|Fatal Python error: |Timeout \(\d")
+ERROR_TYPE = re.compile(
+    r"[A-Za-z_.]*(Error|Exception|Killed|Interrupt)\b|Fatal Python error: |Timeout \(\d|  what\(\): "
+)
 """Matches the begin of a traceback's last line, or of a dump of all stacks."""
 LONGEST_LINE = 400
 """Most characters of a shown line."""
 NOISE = re.compile(
     r"nanobind: |See https://nanobind|\s+- leaked (function|type|instance|keep_alive)|\s+- \.\.\. skipped remainder"
-    r"|.*resource_tracker: |\s+warnings\.warn\(|\s+\+[-+]"
+    r"|.*resource_tracker: |\s+warnings\.warn\(|\s+\+[-+]|Exception raised from |frame #\d+: "
 )
 """Matches what extensions and Python print at process exit, which would hide the reason, and rules between errors."""
 _GROUP_MARK = re.compile(r"\s+[|+] ")
@@ -52,16 +54,32 @@ def read_last_lines(path: Path, count: int, most_bytes: int = 262_144) -> list[s
 
 def unfold_lines(lines: Iterable[str]) -> list[str]:
     """Return lines without noise, logged events as sentences and logged tracebacks as lines."""
-    unfolded = (part for line in lines for part in _unfold(line))
+    unfolded = _leave_ignored_out(part for line in lines for part in _unfold(line))
     return [line[:LONGEST_LINE] for line in unfolded if line.strip() and not NOISE.match(line)]
 
 
 def find_last_error(lines: Sequence[str]) -> str:
     """Return the last error of a log in a sentence, else the last line that could be one; empty if there is none."""
     lines = unfold_lines(lines)
-    errors = [line for line in lines if line.startswith(ERROR_MARK) or ERROR_TYPE.match(line)]
-    others = [line for line in lines if not _NO_SENTENCE.match(line)]
-    return (errors or others or [""])[-1].removeprefix(ERROR_MARK)
+    errors = [at for at, line in enumerate(lines) if line.startswith(ERROR_MARK) or ERROR_TYPE.match(line)]
+    others = [at for at, line in enumerate(lines) if not _NO_SENTENCE.match(line)]
+    if not (found := errors or others):
+        return ""
+    line, after = lines[found[-1]], lines[found[-1] + 1 :]
+    more = f" {after[0].strip()}" if line.endswith(":") and after and after[0].startswith(" ") else ""
+    return (line + more).removeprefix(ERROR_MARK).strip()
+
+
+def _leave_ignored_out(lines: Iterable[str]) -> Iterator[str]:
+    """Leave out what Python could not raise while it ended, with its traceback: it hides the reason."""
+    ignored = False
+    for line in lines:
+        if line.startswith("Exception ignored in"):
+            ignored = True
+        elif not ignored:
+            yield line
+        elif not line.startswith((" ", "Traceback ")):
+            ignored = False  # the last line of the traceback
 
 
 def _unfold(line: str) -> list[str]:

@@ -16,7 +16,12 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from headrace.infra.environment import AWS_CREDENTIALS_VARIABLE
+from headrace.infra.environment import (
+    ACCESS_KEY_VARIABLE,
+    AWS_ACCESS_KEY_VARIABLE,
+    AWS_CREDENTIALS_VARIABLE,
+    read_environment,
+)
 from headrace.infra.errors import HeadraceError, Unavailable
 
 if TYPE_CHECKING:
@@ -139,7 +144,8 @@ def _build_denial(error: Exception, answer: str, where: str, access_key: str) ->
     )
     advice = f"{_describe_skew(error)}{remedy}"
     text = f"{where}: {answer} for the access key {access_key!r}; {advice}"
-    return (KeysExpired if is_expired else StoreDenied)(text, answer, advice)
+    from_file = not (read_environment(ACCESS_KEY_VARIABLE) or read_environment(AWS_ACCESS_KEY_VARIABLE))
+    return (KeysExpired if is_expired and from_file else StoreDenied)(text, answer, advice)
 
 
 def _explain_refusal(code: str, error: Exception, address: StoreAddress) -> str:

@@ -7,7 +7,7 @@ exactly once, also where a chat template writes them itself. A text that is adde
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -59,17 +59,28 @@ def render_messages(
 
 
 def render_calls(render: Callable[[Sequence[Mapping[str, Any]]], str], messages: Sequence[Mapping[str, Any]]) -> str:
-    """Render messages with the arguments of tool calls as tables; for a template that adds them to a text, as JSON."""
-    try:
+    """Render messages with the arguments of tool calls as tables; for a template that prints or adds them, as JSON."""
+    as_json = [_write_arguments(message) for message in messages]
+    if as_json == list(messages):
         return render(messages)
-    except TypeError as error:
-        as_json = [_write_arguments(message) for message in messages]
-        if as_json == list(messages):
-            raise
+    try:
+        text = render(messages)
+    except TypeError as error:  # of a template that adds them to a text
         try:
             return render(as_json)
         except TypeError:
             raise error from None
+    printed = any(repr(arguments) in text for arguments in _list_arguments(messages))
+    return render(as_json) if printed else text
+
+
+def _list_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments that Python and JSON write differently."""
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        inner = call.get("function", call) if isinstance(call, Mapping) else {}
+        arguments = inner.get("arguments") if isinstance(inner, Mapping) else None
+        if isinstance(arguments, Mapping) and arguments:
+            yield dict(arguments)
 
 
 def _write_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -72,17 +72,23 @@ def end_on_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    last = threading.Timer(LEFT_S, os._exit, [INTERRUPTED])
-    last.daemon = True
+    interrupted, over = threading.Event(), threading.Event()
+
+    def end() -> None:
+        interrupted.wait()
+        if not over.wait(LEFT_S):
+            os._exit(INTERRUPTED)
+
+    threading.Thread(target=end, name="interrupt", daemon=True).start()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if not last.is_alive():
-            last.start()
+        interrupted.set()
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        last.cancel()
+        over.set()
+        interrupted.set()
         signal.signal(signal.SIGINT, before)

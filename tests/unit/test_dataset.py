@@ -285,6 +285,8 @@ def called(arguments: Any) -> dict[str, Any]:
         ("{% for name, value in call.arguments | items %}{{ name }}: {{ value }}{% endfor %}", "a: 1"),
         ("{{ call.arguments | tojson }}", '{"a": 1}'),
         ("{{ '>' + call.arguments }}", '>{"a": 1}'),
+        ("{{ '>' ~ call.arguments }}", '>{"a": 1}'),
+        ("{{ call.arguments }}", '{"a": 1}'),
     ],
 )
 def test_arguments_of_calls_in_a_history_are_a_table_for_every_template(

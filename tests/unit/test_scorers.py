@@ -41,6 +41,11 @@ def test_what_a_policy_only_thinks_is_no_answer(scorer: Any) -> None:
     assert Arithmetic(1).score(Problem("t", "p", "12"), considered[1]).reward == 0
 
 
+def test_an_expression_about_thoughts_reads_them_too() -> None:
+    texts = ("<think>a</think><answer>4</answer>", "<answer>4</answer>")
+    assert rewards("regex", "^<think>.*</think>\\s*<answer>4</answer>$", *texts) == [1, 0]
+
+
 def test_an_answer_may_name_its_variable() -> None:
     texts = (r"\boxed{x=5}", r"\boxed{$x = 5$}", r"\boxed{x_1 = 5.0}", r"\boxed{5}")
     for scorer in ("exact", "numeric"):

@@ -19,6 +19,7 @@ V1 = {
     "memory.usage_in_bytes": f"{3 * GIB}\n",
     "memory.stat": f"total_inactive_file {GIB}\n",
 }
+V1_SWAP = {"memory.memsw.limit_in_bytes": f"{6 * GIB}\n", "memory.memsw.usage_in_bytes": f"{4 * GIB}\n"}
 V1_NONE = {"memory.limit_in_bytes": "9223372036854771712\n"}
 
 
@@ -37,9 +38,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0::/of/the/host", {"": V2 | V2_NESTED}, Memory(2 * GIB, 4 * GIB, GIB // 2, GIB, 4 * GIB)),
         ("0::/a", {"a": V2}, Memory(500 * GIB, 512 * GIB, 8 * GIB, 8 * GIB)),
         ("9:name=x:/\n4:cpu,memory:/d", {"memory/d": V1, "memory": V1_NONE}, Memory(2 * GIB, 4 * GIB, limit=4 * GIB)),
+        ("4:memory:/d", {"memory/d": V1 | V1_SWAP}, Memory(2 * GIB, 4 * GIB, GIB, 2 * GIB, 4 * GIB)),
         ("4:memory:/d\n0::/", {"memory/d": V1_NONE}, Memory(500 * GIB, 512 * GIB, 8 * GIB, 8 * GIB)),
     ],
-    ids=["none", "nested", "namespace", "foreign path", "no limit", "version 1", "version 1 without a limit"],
+    ids=[
+        "none",
+        "nested",
+        "namespace",
+        "foreign path",
+        "no limit",
+        "version 1",
+        "version 1 with swap",
+        "version 1 without a limit",
+    ],
 )
 def test_the_memory_is_the_least_of_the_machine_and_the_groups_around_the_process(
     groups: str, path: dict[str, dict[str, str]], found: Memory, tmp_path: Path

@@ -152,6 +152,7 @@ def test_solver_verifier_refuses_other_roles() -> None:
 def test_a_cut_answer_within_the_thought_that_the_prompt_began_is_no_answer(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path, KEEPS + "{% if add_generation_prompt %}<think>\n{% endif %}")
     for prompt in ("3+4?", [{"role": "user", "content": "3+4?"}]):
-        problem, said = Problem("sum", prompt, "7"), (rf"maybe {RIGHT}", rf"{WRONG}</think>{RIGHT}")
+        again = rf"maybe {RIGHT} <think> no </think> I do not know"
+        problem, said = Problem("sum", prompt, "7"), (rf"maybe {RIGHT}", rf"{WRONG}</think>{RIGHT}", again)
         played = [asyncio.run(single_turn(problem, ENV, {"solver": prepare_actor(tokenizer, text)})) for text in said]
-        assert [one["solver"].reward for one in played] == [0, 1], prompt
+        assert [one["solver"].reward for one in played] == [0, 1, 0], prompt
