@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.infra.errors import UsageError
+from headrace.infra.git_lfs import describe_pointer
 from headrace.infra.recipe.recipe_paths import describe_places
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.files import ADAPTER_CONFIG, TOKENIZER_FILE
@@ -64,7 +66,7 @@ def check_model_files(name: str, policy: Policy) -> None:
     refuse_quantised(config, f"{where}: {policy.path}")
     if not any((folder / file).exists() for file in TOKENIZERS):
         raise UsageError(f"{where}: {policy.path} holds no tokenizer: put its {TOKENIZER_FILE} beside the weights")
-    _check_weights(folder, where)
+    _check_weights(folder, where, config)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor] | None:
@@ -77,7 +79,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor] | None:
     return open_weights(folder / SINGLE if (folder / SINGLE).exists() else folder).tensors
 
 
-def _check_weights(folder: Path, where: str) -> None:
+def _check_weights(folder: Path, where: str, config: Mapping[str, Any]) -> None:
     try:
         tensors = read_tensors(folder) or {}
     except (WeightsError, OSError) as error:
@@ -89,6 +91,25 @@ def _check_weights(folder: Path, where: str) -> None:
         raise UsageError(
             f"{where}: weights must be BF16, F16, F32 or F64 to be trained, but {len(odd)} in {folder} are not, such "
             f"as {first} ({dtype}): name a folder with weights that are not quantized"
+        )
+    _check_tied(tensors, config, f"{where}: {folder}")
+
+
+def _check_tied(tensors: Mapping[str, Tensor], config: Mapping[str, Any], what: str) -> None:
+    """Raise UsageError for a head in the files that a config with tied embeddings leaves out.
+
+    Engines differ in which of the two they use, so engine and trainer would have two models.
+    """
+    head = tensors.get("lm_head.weight")
+    embeddings = next((one for name, one in tensors.items() if name.endswith("embed_tokens.weight")), None)
+    tied = config.get("tie_word_embeddings") is True
+    if not tied or head is None or embeddings is None:
+        return
+    if (head.dtype, head.shape) != (embeddings.dtype, embeddings.shape) or head.data != embeddings.data:
+        raise UsageError(
+            f"{what}: config.json says tie_word_embeddings: true, but the files have a lm_head.weight that differs "
+            "from the embeddings. If the head was trained by itself, write tie_word_embeddings: false; if not, save "
+            "the model without lm_head.weight"
         )
 
 
@@ -124,7 +145,7 @@ def _load_tokenizer(file: Path, _changed_ns: int) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise UsageError(f"{file} cannot be read as a tokenizer: {error}") from error
+        raise UsageError(describe_pointer(file) or f"{file} cannot be read as a tokenizer: {error}") from error
 
 
 def read_default_template(folder: Path) -> str | None:

@@ -12,14 +12,15 @@ import json
 import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.envs.data.rows import MEDIA, Row, TaskFileError, explain_media
+from headrace.envs.data.rows import MEDIA, Row, TaskFileError, Written, explain_media
+from headrace.infra.git_lfs import describe_pointer
 
 ARROW_ROWS_AT_ONCE = 1024
 ARROW_CHUNK_BYTES = 1 << 20
@@ -107,18 +108,61 @@ def open_parquet(paths: Sequence[Path], name: str, columns: Sequence[str]) -> Ar
             for path, one in zip(paths, opened, strict=True):
                 wanted = _choose_columns(str(path), one.schema_arrow.names, columns)
                 _refuse_media(str(path), _find_media_of_file(one, columns))
-            schema = pa.schema([opened[0].schema_arrow.field(one) for one in wanted])
+            schema = _unify_schemas(dict(zip(paths, (one.schema_arrow for one in opened), strict=True)), wanted)
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-                for one in opened:
+                for path, one in zip(paths, opened, strict=True):
                     for batch in one.iter_batches(ARROW_ROWS_AT_ONCE, columns=wanted):
-                        writer.write_batch(batch.cast(schema))
+                        writer.write_batch(_cast_batch(path, batch, schema))
             for one in opened:
                 one.close()
             # The mapping stays valid after the file is deleted.
             table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise TaskFileError(f"cannot read tasks from {name}: {_read_first_line(error)}") from error
+        pointers = [one for path in paths if (one := describe_pointer(path))]
+        raise TaskFileError(
+            pointers[0] if pointers else f"cannot read tasks from {name}: {_read_first_line(error)}"
+        ) from error
     return ArrowRows(name, table, columns, lambda: _hash_files(paths))
+
+
+def _unify_schemas(schemas: Mapping[Path, Any], wanted: Sequence[str]) -> Any:
+    """Return the schema that the columns of all files fit into, such as float64 for int64 and float64.
+
+    Raises TaskFileError for types that do not go together, with both files.
+    """
+    import pyarrow as pa
+
+    [first, *_] = schemas
+    found = pa.schema([schemas[first].field(one) for one in wanted])
+    for path, schema in schemas.items():
+        for column in wanted:
+            one = pa.schema([schema.field(column)])
+            try:
+                unified = pa.unify_schemas([pa.schema([found.field(column)]), one], promote_options="permissive")
+            except pa.ArrowException as error:
+                there, here = found.field(column).type, schema.field(column).type
+                raise TaskFileError(
+                    f"{path}: column {column!r} is {here}, but in {first} it is {there}: write all files with one type"
+                ) from error
+            found = found.set(found.get_field_index(column), unified.field(0))
+    return found
+
+
+def _cast_batch(path: Path, batch: Any, schema: Any) -> Any:
+    """Return a batch in a schema. Raises TaskFileError, with file and column, for a value that does not fit."""
+    import pyarrow as pa
+
+    columns = []
+    for field in schema:
+        column = batch.column(field.name)
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            why = f"a value of it does not fit {field.type}, the type of all files together"
+            raise TaskFileError(
+                f"{path}: column {field.name!r} is {column.type}, and {why}: {_read_first_line(error)}"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def open_saved(folder: Path, split: str, columns: Sequence[str]) -> ArrowRows:
@@ -178,9 +222,11 @@ def _import_pyarrow(name: str) -> Any:
 
 
 def _build_shortener(kind: Any) -> Callable[[Any], Any] | None:
-    """Return what writes the short floats in values of an Arrow type as they were written; None if it has none."""
+    """Return what makes decimals numbers, and short floats as they were written; None for types without both."""
     from pyarrow import types
 
+    if types.is_decimal(kind):
+        return lambda value: None if value is None else Written(value)
     if short := SHORT_FLOATS.get(str(kind)):
         return lambda value: None if value is None else float(str(short(value)))
     if types.is_struct(kind):

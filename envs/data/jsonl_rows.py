@@ -15,8 +15,15 @@ from typing import IO, Any
 from weakref import finalize
 
 from headrace.envs.data.rows import Row, TaskFileError, Written
+from headrace.infra.git_lfs import describe_pointer
 
 JSONL_REMEDY = "a data file holds one JSON object per line (to convert a JSON array: `jq -c '.[]' FILE`)"
+SEPARATORS = {".csv": ",", ".tsv": "\\t"}
+"""Suffix of a table as text to its separator."""
+_CSV_REMEDY = (
+    'write it as JSON lines, for example by `python -c "import csv, json, sys; [print(json.dumps(row)) for row in '
+    "csv.DictReader(open(sys.argv[1], newline=''), delimiter='{1}')]\" {0} > {2}.jsonl`"
+)
 MARK = b"\xef\xbb\xbf"
 """The byte order mark that Windows programs put before a text."""
 JSONL_CHUNK_BYTES = 1 << 20
@@ -31,6 +38,11 @@ class JsonlRows:
     unit = "line"
 
     def __init__(self, path: Path) -> None:
+        if why := describe_pointer(path):
+            raise TaskFileError(why)
+        if path.suffix in SEPARATORS:
+            remedy = _CSV_REMEDY.format(path, SEPARATORS[path.suffix], path.stem)
+            raise TaskFileError(f"{path} is a {path.suffix[1:].upper()} file: {remedy}")
         self._path = path
         self._file = _open_plain(path)
         finalize(self, self._file.close)

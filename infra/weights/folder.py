@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.infra.git_lfs import describe_pointer
 from headrace.infra.weights.tensor_file import (
     HF_METADATA,
     Pieces,
@@ -85,7 +86,7 @@ def _open_file(path: Path, *, writable: bool) -> tuple[mmap.mmap, dict[str, Tens
     try:
         return mapped, read_safetensors(memoryview(mapped)), read_metadata(memoryview(mapped)).get(HASH_KEY, "")
     except WeightsError as error:
-        raise WeightsError(f"{path}: {error}") from error
+        raise WeightsError(describe_pointer(path) or f"{path}: {error}") from error
 
 
 def read_shards(index: bytes | memoryview, shards: Mapping[str, memoryview]) -> dict[str, Tensor]:

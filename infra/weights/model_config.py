@@ -77,4 +77,30 @@ def read_context(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a sequence may have, by the config of the model or of its text model; None if unknown."""
     text = config.get("text_config") or {}
     found = config.get("max_position_embeddings") or text.get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    if not isinstance(found, int):
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    is_yarn = "yarn" in {rope.get("rope_type"), rope.get("type")}
+    if is_yarn and isinstance(original, int) and isinstance(factor, int | float):
+        return max(found, int(original * factor))  # many configs keep the length before YaRN (2309.00071)
+    return found
+
+
+def add_former_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a config.json with the keys of positions that transformers 4 reads beside those of 5.
+
+    Transformers 4 ignores `rope_parameters`, and takes a default of its own instead: it would be another model.
+    """
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict):
+        return config
+    whole = rope.get("full_attention", rope)
+    former: dict[str, Any] = {}
+    if "rope_theta" in whole:
+        former["rope_theta"] = whole["rope_theta"]
+    if whole.get("rope_type", "default") != "default":
+        former["rope_scaling"] = {name: value for name, value in whole.items() if name != "rope_theta"}
+    if "rope_theta" in (local := rope.get("sliding_attention") or {}):
+        former["rope_local_base_freq"] = local["rope_theta"]
+    return {**former, **config}

@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -109,6 +110,40 @@ def test_the_form_of_the_file_makes_no_difference(tmp_path: Path) -> None:
         first, *others = [listed(env, split) for env in found]
         assert first
         assert [one == first for one in others] == [True] * 5
+
+
+def test_decimals_are_numbers_and_files_of_other_number_types_go_together(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name, column in (
+        ("0", pa.array([3], pa.int64())),
+        ("1", pa.array([0.5], pa.float64())),
+        ("2", pa.nulls(1)),
+        ("3", pa.array([Decimal("0.25")], pa.decimal128(5, 2))),
+    ):
+        parquet.write_table(pa.table({"problem": [f"p{name}"], "answer": column}), folder / f"{name}.parquet")
+    alone = Dataset(1, str(folder / "3.parquet"), held_out=0)
+    assert alone.problem("train", 0).answer == "0.25"
+    (folder / "2.parquet").unlink()
+    (folder / "3.parquet").unlink()
+    assert {one.answer for one in listed(Dataset(1, str(folder), held_out=0))} == {"3.0", "0.5"}
+    parquet.write_table(pa.table({"problem": ["p"], "answer": ["four"]}), folder / "4.parquet")
+    with pytest.raises(TaskFileError, match=r"4\.parquet: column 'answer' is string, but in .*0\.parquet it is"):
+        Dataset(1, str(folder), held_out=0).size("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("a.jsonl", r"git -C .* lfs pull"), ("a.parquet", r"git -C .* lfs pull"), ("a.csv", "CSV file: ")],
+)
+def test_a_pointer_and_a_table_as_text_are_told_by_name_with_what_to_do(tmp_path: Path, name: str, said: str) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (tmp_path / name).write_text("problem,answer\n1+1,2\n" if name.endswith("csv") else pointer)
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    with pytest.raises(TaskFileError, match=said):
+        Dataset(1, str(tmp_path / name), held_out=0).size("train")
 
 
 def test_columns_of_parquet_that_are_stored_as_categories_are_texts_too(tmp_path: Path) -> None:

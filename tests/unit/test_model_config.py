@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tiny_models import TOKENIZER
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
-from headrace.infra.weights.model_config import refuse_longrope
+from headrace.infra.weights.model_config import add_former_keys, read_context, refuse_longrope
 from headrace.ops.model_check import check_model
 from headrace.ops.recipe_check import check_names
 from headrace.trainers.learner.learner import Learner
@@ -68,6 +69,36 @@ def test_its_text_part_is_a_model(tmp_path: Path) -> None:
     model, _ = load_model(tmp_path / "text")
     limits = Learner(model, sums_recipe().trainer).limits
     assert (limits.vocabulary, limits.positions) == (len(TOKENIZER), 64)
+
+
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+def test_the_context_of_a_model_with_yarn_is_the_stretched_one(where: str) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert read_context({"max_position_embeddings": 128, where: rope}) == 512
+    assert read_context({"max_position_embeddings": 600, where: rope}) == 600, "it is the stretched one already"
+    assert read_context({"max_position_embeddings": 128, where: {"rope_type": "linear", "factor": 4.0}}) == 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "former"),
+    [
+        (transformers.LlamaConfig, {"rope_theta": 500_000.0}, {"rope_theta": 500_000.0}),
+        (
+            transformers.Qwen2Config,
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
+            {"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ),
+    ],
+)
+def test_a_config_has_the_keys_of_positions_that_transformers_4_reads_beside_those_of_5(
+    tmp_path: Path, kind: Any, changes: dict[str, Any], former: dict[str, Any]
+) -> None:
+    config = kind(**changes)
+    written = add_former_keys(config.to_dict())
+    assert written.items() >= former.items()
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    read = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert read.rope_parameters == config.rope_parameters, "transformers 5 reads what it wrote"
 
 
 def with_context(context: int) -> Any:

@@ -360,9 +360,34 @@ def write_int8(folder: Path) -> None:
     write_weights({"w.weight": Tensor("I8", (4,), memoryview(bytes(4)))}, folder, "0" * 64)
 
 
+def write_tied(folder: Path, head: float = 1.0) -> None:
+    (folder / "config.json").write_text('{"tie_word_embeddings": true}')
+    embeddings, other = (np.full((2, 3), value, np.float32) for value in (1.0, head))
+    named = {"model.embed_tokens.weight": embeddings, "lm_head.weight": other}
+    tensors = {name: Tensor("F32", (2, 3), memoryview(value).cast("B")) for name, value in named.items()}
+    write_weights(tensors, folder, "0" * 64)
+
+
+def write_pointer(file: Path) -> None:
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
+def test_a_head_in_the_files_that_is_the_embeddings_goes_with_a_tied_config(folder: Path) -> None:
+    write_tied(folder)
+    check_model_files("solver", policy_of(folder))
+
+
+def test_a_tokenizer_that_is_a_pointer_is_told(folder: Path) -> None:
+    write_pointer(folder / "tokenizer.json")
+    with pytest.raises(UsageError, match=r"tokenizer\.json is a Git LFS pointer, .* lfs pull"):
+        check_tokenizer("solver", policy_of(folder))
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
+        (lambda folder: write_tied(folder, 2.0), "says tie_word_embeddings: true, but .* write tie_word_embeddings"),
+        (lambda folder: write_pointer(folder / "model.safetensors"), "is a Git LFS pointer, .* lfs pull"),
         (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: No such file"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda folder: (folder / "config.json").write_text('{"quantization_config": {}}'), "is quantised"),

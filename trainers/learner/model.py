@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.core_model_loading import revert_weight_conversion
 
 from headrace.infra.errors import UsageError
+from headrace.infra.git_lfs import describe_pointer
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.files import ADAPTER_CONFIG
-from headrace.infra.weights.model_config import read_config, refuse_longrope, refuse_other_media, refuse_quantised
+from headrace.infra.weights.model_config import (
+    add_former_keys,
+    read_config,
+    refuse_longrope,
+    refuse_other_media,
+    refuse_quantised,
+)
 from headrace.infra.weights.prompt_tokens import CannotEncode, encode_plain, encode_rendered, render_messages
 from headrace.infra.weights.tensors import Tensor
 
@@ -167,8 +175,11 @@ def load_model(path: Path) -> tuple[transformers.PreTrainedModel, transformers.P
             if "auto_map" in config
             else ""
         )
+        pointers = [one for file in sorted(path.iterdir()) if (one := describe_pointer(file))]
         raise ModelError(
-            f"{path} is not a folder with config.json, tokenizer and safetensors that transformers reads: "
+            pointers[0]
+            if pointers
+            else f"{path} is not a folder with config.json, tokenizer and safetensors that transformers reads: "
             f"{type(error).__name__}: {error}{own}"
         ) from error
     _check_loaded(path, model, found["missing_keys"])
@@ -215,6 +226,8 @@ def encode_model_files(
         config.save_pretrained(folder)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(folder)
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(add_former_keys(json.loads(file.read_text())), indent=2, sort_keys=True) + "\n")
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
