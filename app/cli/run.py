@@ -119,9 +119,11 @@ def try_recipe(
     from headrace.app.views.trial_page import trial_page
     from headrace.ops.offline.trial import TrialRequest
     from headrace.ops.offline.trial import try_recipe as play
+    from headrace.ops.offline.watched_play import exit_if_busy
 
     found = play(TrialRequest(loaded, tasks, workflow, answers or ()), lambda words: typer.echo(words, err=True))
     print_answer(found, trial_page, as_json=as_json)
+    exit_if_busy(0 if found.is_sound else CHECK_FAILED)
     if not found.is_sound:
         raise typer.Exit(CHECK_FAILED)
 

@@ -237,7 +237,8 @@ class LivePage:
         self._print_errors(self._figures.errors)
         for advice in self._figures.advice:
             self._print_once((advice.policy, advice.name, advice.stream), advice.sentence, "yellow")
-        if self._live is None and (words := self._standstill_news.take_sentence(self._figures.standstill, began)):
+        stand = self._figures.standstill, began, self._figures.versions
+        if self._live is None and (words := self._standstill_news.take_sentence(*stand)):
             self._say(words, "bold red" if self._standstill_news.cause == "failing" else "none")
         moment = Moment(
             recipe=self._run.recipe,
@@ -323,11 +324,19 @@ class StandstillNews:
         """Cause of the standstill that was reported last; empty once its end was reported."""
         self._policy = self._good_news = ""
         self._well_since_s = math.inf
+        self._versions: dict[str, int] = {}
+        """The newest versions during the standstill."""
 
-    def take_sentence(self, found: Standstill | None, now_s: float) -> str:
-        """Return the sentence to print now, each only once; empty if there is nothing new."""
+    def take_sentence(self, found: Standstill | None, now_s: float, versions: Mapping[str, int]) -> str:
+        """Return the sentence to print now, each only once; empty if there is nothing new.
+
+        Args:
+            found: The standstill of this moment, if there is one.
+            now_s: Of a monotonic clock.
+            versions: The newest version of each policy.
+        """
         if found is not None:
-            self._well_since_s = math.inf
+            self._well_since_s, self._versions = math.inf, dict(versions)
             is_new = (found.policy, found.cause) != (self._policy, self.cause)
             self._policy, self.cause = found.policy, found.cause
             if self._good_news != VERSIONS_AGAIN:
@@ -335,6 +344,8 @@ class StandstillNews:
             return found.sentence if is_new else ""
         self._well_since_s = min(self._well_since_s, now_s)
         if not self.cause or (self.cause in GOOD_NEWS and now_s - self._well_since_s < WELL_S):
+            return ""
+        if self._good_news == VERSIONS_AGAIN and self._versions == versions:  # as while a killed worker starts again
             return ""
         good_news, self._good_news, self.cause = self._good_news, "", ""
         return good_news

@@ -51,8 +51,8 @@ def render_messages(
         return render_calls(render, messages)
     if tools:
         raise NoChatTemplate(
-            "the tokenizer of this policy has no chat template, so it cannot show tools: describe them in the prompt, "
-            "or add a chat_template to its tokenizer"
+            "the tokenizer of this policy has no chat template, so it cannot show tools: add a chat_template to its "
+            "tokenizer, or describe them in the prompt"
         )
     end = {"assistant": tokenizer.eos_token or ""}
     return "".join(message["content"] + end.get(message["role"], "") for message in messages)

@@ -6,16 +6,19 @@ import asyncio
 import math
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeVar
 
 from headrace.infra.process.signals import INTERRUPTED
 from headrace.ops.offline.held_out import play_all
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.running_episodes import find_most_common_wait
+from headrace.producers.rollout.threads import CountedThreads
 from headrace.producers.rollout.watchdog import TOLD_S, Watchdog, describe_block
 from headrace.schemas.records import Task, TrajectoryGroup
 
@@ -24,6 +27,9 @@ SILENT_S = 10.0
 BEAT_S = 0.5
 LEFT_S = 3.0
 """Seconds that the trial gets to end after Ctrl-C: code in a thread may run for ever."""
+_played_in: list[CountedThreads] = []
+"""Where the episodes of this process ran their blocking calls."""
+T = TypeVar("T")
 
 
 def play_watched(
@@ -35,8 +41,36 @@ def play_watched(
         if silent_s % TOLD_S == 0:
             say(f"the trial is {describe_block(silent_s, at)}. Ctrl-C ends the trial")
 
-    with end_on_interrupt(), Watchdog(say_block, limit_s=math.inf) as watchdog:
-        return asyncio.run(_play(asked, context, say, watchdog.beat))
+    threads = CountedThreads("episode")
+    with end_on_interrupt(lambda: threads.is_busy), Watchdog(say_block, limit_s=math.inf) as watchdog:
+        found = _run(_play(asked, context, say, watchdog.beat), threads)
+    _played_in.append(threads)
+    return found
+
+
+def exit_if_busy(code: int) -> None:
+    """End the process here if a thread of an episode never ends: the interpreter's own exit would wait for it."""
+    if any(threads.is_busy for threads in _played_in):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(playing: Coroutine[None, None, T], threads: CountedThreads) -> T:
+    """Run the event loop without waiting at its end for calls in threads, as `asyncio.run` does: one may never end."""
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(threads)
+    try:
+        return loop.run_until_complete(playing)
+    finally:
+        loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
+        loop.close()
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _play(
@@ -64,10 +98,10 @@ def describe_wait(seconds: float, limit_s: float, endless: str) -> str:
 
 
 @contextmanager
-def end_on_interrupt() -> Iterator[None]:
+def end_on_interrupt(is_busy: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Let Ctrl-C end the block also while a call blocks the event loop: asyncio would wait for the call's end.
 
-    Cleaning up gets LEFT_S seconds, then the process ends.
+    Cleaning up gets LEFT_S seconds, then the process ends; also after the block, if `is_busy` at its end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -89,6 +123,7 @@ def end_on_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
-        interrupted.set()
+        if not is_busy():
+            over.set()
+            interrupted.set()
         signal.signal(signal.SIGINT, before)

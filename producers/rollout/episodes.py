@@ -220,8 +220,8 @@ def _check_episode(episode: Any, roles: Mapping[str, str]) -> Episode:
     acted = {role: played for role, played in episode.items() if played.sequences}
     if episode and not acted:
         raise ValueError(
-            f"the workflow returned a trajectory without sequences for role {', '.join(episode)}: give RoleTrajectory "
-            "the sequences of its answers (`chat.sequences()`), or leave out a role that never acted"
+            f"the workflow returned a trajectory without sequences for role {', '.join(episode)}: leave out a "
+            "role that never acted, or give RoleTrajectory the sequences of its answers (`chat.sequences()`)"
         )
     return acted
 

@@ -312,7 +312,16 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
         (41, well, ""),
         (46, well, "groups are trained again"),
     ]
-    assert [news.take_sentence(one, now_s) for now_s, one, _ in looks] == [told for _, _, told in looks]
+    versions = [{"solver": sum(one is well for _, one, _ in looks[: at + 1])} for at in range(len(looks))]
+    said = [news.take_sentence(one, now_s, made) for (now_s, one, _), made in zip(looks, versions, strict=True)]
+    assert said == [told for _, _, told in looks]
+
+
+def test_no_version_is_told_while_a_killed_worker_starts_again() -> None:
+    news, blocked = StandstillNews(), Standstill("solver", "blocked", 0, "blocked at shop.py:43")
+    looks = [(blocked, 0), (None, 0), (blocked, 0), (None, 1)]
+    said = [news.take_sentence(one, 1.0, {"solver": version}) for one, version in looks]
+    assert said == ["blocked at shop.py:43", "", "", "new versions are made again"]
 
 
 @pytest.mark.usefixtures("_at_once")

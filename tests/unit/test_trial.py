@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -28,6 +29,7 @@ from headrace.ops.offline.given_answers import parse_answers
 from headrace.ops.offline.trial import OwnCodeFailed, TrialRequest, Tried, try_recipe
 from headrace.producers.rollout import watchdog
 from headrace.producers.rollout.episodes import RolloutContext
+from headrace.producers.rollout.threads import CountedThreads
 from headrace.producers.rollout.watchdog import Watchdog
 from headrace.trainers.advantages import grpo
 
@@ -346,3 +348,21 @@ def test_a_shadow_is_named_as_one_that_was_not_tried() -> None:
     assert found.shadows == ("solver.unfiltered",)
     assert "shadow solver.unfiltered was not tried" in drawn(trial_page(found))
     assert "maybe: the tools are hidden" in drawn(trial_page(replace(found, doubts=("the tools are hidden",))))
+
+
+def test_a_trial_ends_although_a_call_of_an_episode_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, codes = threading.Event(), list[int]()
+    monkeypatch.setattr(watched_play.os, "_exit", codes.append)
+
+    async def play() -> str:
+        asyncio.get_running_loop().run_in_executor(None, release.wait)
+        return "played"
+
+    threads = CountedThreads("episode")
+    monkeypatch.setattr(watched_play, "_played_in", [threads])
+    assert watched_play._run(play(), threads) == "played", "it does not wait for the call"
+    watched_play.exit_if_busy(1)
+    release.set()
+    threads.shutdown()
+    watched_play.exit_if_busy(0)
+    assert codes == [1]
