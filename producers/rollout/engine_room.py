@@ -1,0 +1,108 @@
+"""Room in the engine. A request holds it; an episode that waits for anything else does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+
+UNLIMITED = 1_000_000_000
+
+
+class EngineRoom:
+    """Places for requests in the engine: first come, first served, whatever their episodes and policies.
+
+    Only the event loop may use it; any thread may read its counts.
+
+    Args:
+        places: Most requests that the engine gets at once.
+    """
+
+    def __init__(self, places: int = UNLIMITED) -> None:
+        self.places = places
+        self.running = 0
+        """Requests in the engine."""
+        self.waiting = 0
+        """Requests that wait for a place."""
+        self._turns = asyncio.Semaphore(places)
+        self._begun: set[object] = set()
+        """A mark for each episode that has begun."""
+
+    async def enter(self) -> None:
+        """Take a place as soon as one is free; a caller that is cancelled takes none."""
+        self.waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self.running -= 1
+        self._turns.release()
+
+    @contextmanager
+    def note_begun(self) -> Iterator[None]:
+        """Count the block as an episode that has begun, but not before its first step, which may ask for a place."""
+        mark = object()
+        soon = asyncio.get_running_loop().call_soon(self._begun.add, mark)
+        try:
+            yield
+        finally:
+            soon.cancel()
+            self._begun.discard(mark)
+
+    def count_free(self, started: int) -> int:
+        """Return the number of places that no request has, waits for or is about to ask for; negative if requests wait.
+
+        Args:
+            started: Number of episodes with a slot. One that has not begun is about to ask for a place.
+        """
+        return self.places - self.running - self.waiting - (started - len(self._begun))
+
+
+class EpisodeClock:
+    """The time that one episode may take. It stands while requests of it wait for a place and none is in the engine.
+
+    Args:
+        limit_s: Seconds.
+        room: Where its requests get a place.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, limit_s: float, room: EngineRoom, clock: Callable[[], float] = time.monotonic) -> None:
+        self._room, self._clock = room, clock
+        self._left_s, self._looked_s = limit_s, clock()
+        self._waiting = self._running = 0
+
+    def count_left_s(self) -> float:
+        """Return the seconds that are left; negative if its time is over."""
+        now_s = self._clock()
+        if self._running or not self._waiting:
+            self._left_s -= now_s - self._looked_s
+        self._looked_s = now_s
+        return self._left_s
+
+    def note_begun(self) -> AbstractContextManager[None]:
+        """See `EngineRoom.note_begun`."""
+        return self._room.note_begun()
+
+    @asynccontextmanager
+    async def hold_place(self) -> AsyncIterator[None]:
+        """Hold a place in the engine during the block, which must wait for nothing but the engine."""
+        self.count_left_s()
+        self._waiting += 1
+        try:
+            await self._room.enter()
+        finally:
+            self.count_left_s()
+            self._waiting -= 1
+        self._running += 1
+        try:
+            yield
+        finally:
+            self.count_left_s()
+            self._running -= 1
+            self._room.leave()
