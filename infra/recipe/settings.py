@@ -168,7 +168,8 @@ class Rollout(Settings):
     """Most tokens that one generation may have."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
     """Requests that one worker has in its engine at once. A request is one answer of a policy. Further requests wait in
-    the worker, first come, first served. An episode that waits for a tool, a judge or a sub-agent needs no room."""
+    the worker; those of the episode that began first come first. An episode that waits for a tool, a judge or a
+    sub-agent needs no room."""
     episodes: int = Field(0, ge=0, le=1_000_000)
     """Episodes that one worker runs at once; 0: eight times `concurrency`. If a task has more episodes than this, they
     take turns. A worker begins a task only if its engine has room. So workflows of one turn run about `concurrency`

@@ -6,13 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from heapq import heappop, heappush
+from itertools import count
 
 UNLIMITED = 1_000_000_000
 
 
 class EngineRoom:
-    """Places for requests in the engine: first come, first served, whatever their episodes and policies.
+    """Places for requests in the engine. A free one goes to the episode that began first, whatever its policy and task.
 
+    So an episode waits only for those that began before it, and few conversations at a time need the engine's caches.
     Only the event loop may use it; any thread may read its counts.
 
     Args:
@@ -25,23 +28,42 @@ class EngineRoom:
         """Requests in the engine."""
         self.waiting = 0
         """Requests that wait for a place."""
-        self._turns = asyncio.Semaphore(places)
+        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
+        """A heap: number of the episode, of the request, and a future that is done once the request has a place."""
+        self._numbers = count()
         self._begun: set[object] = set()
         """A mark for each episode that has begun."""
 
-    async def enter(self) -> None:
-        """Take a place as soon as one is free; a caller that is cancelled takes none."""
+    def draw_number(self) -> int:
+        """Return the number of an episode that begins now."""
+        return next(self._numbers)
+
+    async def enter(self, episode: int = -1) -> None:
+        """Take a place as soon as one is free and no earlier episode waits; a caller that is cancelled takes none."""
+        has_place = asyncio.get_running_loop().create_future()
+        heappush(self._queue, (episode, next(self._numbers), has_place))
         self.waiting += 1
+        self._let_in()
         try:
-            await self._turns.acquire()
-        finally:
-            self.waiting -= 1
-        self.running += 1
+            await has_place
+        except asyncio.CancelledError:
+            if has_place.cancelled():
+                self.waiting -= 1
+            else:
+                self.leave()
+            raise
 
     def leave(self) -> None:
         """Give a place back."""
         self.running -= 1
-        self._turns.release()
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._queue and self.running < self.places:
+            _, _, has_place = heappop(self._queue)
+            if not has_place.done():  # else cancelled
+                has_place.set_result(None)
+                self.waiting, self.running = self.waiting - 1, self.running + 1
 
     @contextmanager
     def note_begun(self) -> Iterator[None]:
@@ -73,7 +95,7 @@ class EpisodeClock:
     """
 
     def __init__(self, limit_s: float, room: EngineRoom, clock: Callable[[], float] = time.monotonic) -> None:
-        self._room, self._clock = room, clock
+        self._room, self._clock, self._number = room, clock, room.draw_number()
         self._left_s, self._looked_s = limit_s, clock()
         self._waiting = self._running = 0
 
@@ -95,7 +117,7 @@ class EpisodeClock:
         self.count_left_s()
         self._waiting += 1
         try:
-            await self._room.enter()
+            await self._room.enter(self._number)
         finally:
             self.count_left_s()
             self._waiting -= 1

@@ -57,17 +57,14 @@ async def turn(times: int = 3) -> None:
 
 
 @given(st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["ask", "ask", "leave", "cancel"]), st.integers(0, 9))))
-def test_requests_are_let_in_as_they_came_never_too_many_and_no_place_is_ever_lost(
-    places: int, acts: list[tuple[str, int]]
-) -> None:
+def test_requests_never_exceed_the_room_and_no_place_is_ever_lost(places: int, acts: list[tuple[str, int]]) -> None:
     async def run() -> None:
-        room, let_in = EngineRoom(places), list[int]()
+        room = EngineRoom(places)
         asked: dict[int, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
-        async def request(number: int, may_leave: asyncio.Event) -> None:
-            await room.enter()
+        async def request(episode: int, may_leave: asyncio.Event) -> None:
+            await room.enter(episode)
             try:
-                let_in.append(number)
                 await may_leave.wait()
             finally:
                 room.leave()
@@ -75,18 +72,32 @@ def test_requests_are_let_in_as_they_came_never_too_many_and_no_place_is_ever_lo
         for number, (act, which) in enumerate(acts):
             if act == "ask":
                 may_leave = asyncio.Event()
-                asked[number] = asyncio.create_task(request(number, may_leave)), may_leave
+                asked[number] = asyncio.create_task(request(which, may_leave)), may_leave
             elif asked:
                 chosen, may_leave = asked.pop(list(asked)[which % len(asked)])
                 may_leave.set() if act == "leave" else chosen.cancel()
-            if which % 2:  # otherwise the next act comes within the same turn of the event loop
-                await turn(3 * len(acts))
-                assert room.running == min(places, room.running + room.waiting)
+            await turn(which if which < 4 else 3 * len(acts))  # few turns: the next act comes amid what this one causes
+            assert room.running <= places
+            if which >= 4:
+                assert room.running == min(places, sum(not one.done() for one, _ in asked.values()))
         for _, may_leave in asked.values():
             may_leave.set()
         await turn(3 * len(acts))
-        assert let_in == sorted(let_in)
         assert (room.running, room.waiting, room.count_free(0)) == (0, 0, places)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_is_cancelled_as_it_gets_a_place_gives_the_place_to_the_next() -> None:
+    async def run() -> None:
+        room = EngineRoom(1)
+        await room.enter()
+        first, second = (asyncio.create_task(room.enter()) for _ in range(2))
+        await turn()
+        room.leave()
+        first.cancel()
+        await turn()
+        assert (first.cancelled(), second.done(), room.running, room.waiting) == (True, True, 1, 0)
 
     asyncio.run(run())
 
@@ -153,23 +164,43 @@ def test_agents_that_wait_for_agents_of_their_own_end_also_where_the_engine_has_
     assert (len(group.trajectories), engine.most, len(engine.calls)) == (3, 1, 3 * (2 + 4 * 2 + 16 + 1))
 
 
-def test_evaluations_and_training_get_room_in_turn_whichever_came_first() -> None:
-    async def talk(problem: Problem, env: Environment, actors: Mapping[str, Actor]) -> Episode:
-        for _ in range(20):
-            await actors["solver"].generate([1])
-        return await single_turn(problem, env, actors)
+def test_free_room_goes_to_the_episode_that_began_first_of_training_and_evaluations() -> None:
+    async def run() -> None:
+        room, let_in = EngineRoom(1), list[str]()
+        clocks = {name: EpisodeClock(1.0, room) for name in ("training", "evaluation", "later training")}
 
-    async def run(tasks: list[Task]) -> list[int | None]:
+        async def ask(name: str) -> None:
+            async with clocks[name].hold_place():
+                let_in.append(name)
+                await turn()
+
+        asked = ["later training", "evaluation", "training", "later training", "evaluation", "training"]
+        asking = [asyncio.create_task(ask(name)) for name in asked]
+        await turn(1)
+        asking[2].cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*map(ask, ("evaluation", "training")))
+        assert let_in == [
+            "later training",  # nobody else had asked
+            *("training", "evaluation", "evaluation", "later training"),
+            *("evaluation", "training"),
+        ]
+
+    asyncio.run(run())
+
+
+def test_evaluations_and_training_share_a_full_engine_and_both_end() -> None:
+    async def run() -> None:
         engine = Counting()
         a_context = in_room(engine, 2)
-        await asyncio.gather(*(play(task, spec(talk), a_context) for task in tasks))
-        return [call["version"] for call in engine.calls]
+        evaluation = replace(TASK, n_asked=9, purpose="eval", versions={"p": 3})
+        tasks = [TASK, evaluation, TASK, evaluation]
+        groups = await asyncio.gather(*(play(task, spec(spawn_agents), a_context) for task in tasks))
+        assert [(len(one.trajectories), one.asked_version) for one in groups] == [(3, -1), (9, 3)] * 2
+        assert engine.most == 2
+        assert all((call["version"] == 3) == (call["sampling"].temperature == 0) for call in engine.calls)
 
-    training, evaluation = replace(TASK, n_asked=6), replace(TASK, n_asked=2, purpose="eval", versions={"p": 3})
-    for tasks in ([training, evaluation], [evaluation, training]):
-        versions = asyncio.run(run(tasks))
-        both = versions[: len(versions) - 1 - versions[::-1].index(3)]
-        assert all({3, None} == set(both[begin : begin + 8]) for begin in range(len(both) - 8))
+    asyncio.run(run())
 
 
 def test_the_time_of_an_episode_stands_only_while_it_waits_for_room_and_for_nothing_else() -> None:
