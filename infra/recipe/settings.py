@@ -176,7 +176,7 @@ class Rollout(Settings):
     episodes, and only those that wait for other things run more. Set a lower number if each episode needs memory."""
     episode_limit_s: float = Field(120.0, gt=0)
     """Seconds that an episode may take; a longer one fails. The time in which it only waits for room in the engine
-    (`concurrency`) does not count."""
+    (`concurrency`) or for a free thread (`score_threads`) does not count."""
     score_threads: int = Field(8, ge=1, le=256)
     """Threads of a worker that score answers. Set 1 for a scorer that is not thread-safe."""
     score_limit_s: float = Field(10.0, gt=0)

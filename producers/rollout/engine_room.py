@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
 from heapq import heappop, heappush
 from itertools import count
 
@@ -28,6 +29,8 @@ class EngineRoom:
         """Requests in the engine."""
         self.waiting = 0
         """Requests that wait for a place."""
+        self.held_up = 0
+        """Waits of episodes for their turn at something else in this worker, such as a thread that scores."""
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
         """A heap: number of the episode, of the request, and a future that is done once the request has a place."""
         self._numbers = count()
@@ -77,16 +80,18 @@ class EngineRoom:
             self._begun.discard(mark)
 
     def count_free(self, started: int) -> int:
-        """Return the number of places that no request has, waits for or is about to ask for; negative if requests wait.
+        """Return the places that no request has, waits for or is about to ask for; negative if requests wait.
+
+        Waits for other parts of this worker count, too: while they are its bottleneck, more episodes only wait longer.
 
         Args:
             started: Number of episodes with a slot. One that has not begun is about to ask for a place.
         """
-        return self.places - self.running - self.waiting - (started - len(self._begun))
+        return self.places - self.running - self.waiting - self.held_up - (started - len(self._begun))
 
 
 class EpisodeClock:
-    """The time that one episode may take. It stands while requests of it wait for a place and none is in the engine.
+    """The time that one episode may take. It stands while the episode waits for its turn and no request of it runs.
 
     Args:
         limit_s: Seconds.
@@ -114,13 +119,8 @@ class EpisodeClock:
     @asynccontextmanager
     async def hold_place(self) -> AsyncIterator[None]:
         """Hold a place in the engine during the block, which must wait for nothing but the engine."""
-        self.count_left_s()
-        self._waiting += 1
-        try:
+        with self._stand():
             await self._room.enter(self._number)
-        finally:
-            self.count_left_s()
-            self._waiting -= 1
         self._running += 1
         try:
             yield
@@ -128,3 +128,36 @@ class EpisodeClock:
             self.count_left_s()
             self._running -= 1
             self._room.leave()
+
+    @contextmanager
+    def wait_for_turn(self) -> Iterator[None]:
+        """See the function `wait_for_turn`."""
+        self._room.held_up += 1
+        try:
+            with self._stand():
+                yield
+        finally:
+            self._room.held_up -= 1
+
+    @contextmanager
+    def _stand(self) -> Iterator[None]:
+        self.count_left_s()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self.count_left_s()
+            self._waiting -= 1
+
+
+EPISODE_CLOCK: ContextVar[EpisodeClock | None] = ContextVar("EPISODE_CLOCK", default=None)
+"""The clock of the episode to which an asyncio task belongs."""
+
+
+def wait_for_turn() -> AbstractContextManager[None]:
+    """Let the clock of the current episode stand in the block, which only waits for a part of this worker to be free.
+
+    Meanwhile no further task begins if such waits and requests take all room.
+    """
+    clock = EPISODE_CLOCK.get()
+    return clock.wait_for_turn() if clock is not None else nullcontext()

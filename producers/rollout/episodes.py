@@ -17,7 +17,7 @@ from headrace.infra.own_frames import locate_function, locate_wait
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.engine_room import EngineRoom, EpisodeClock
+from headrace.producers.rollout.engine_room import EPISODE_CLOCK, EngineRoom, EpisodeClock
 from headrace.producers.rollout.failures import build_failure, convert_to_exception
 from headrace.producers.rollout.reachability import UNREACHABLE, Reachability
 from headrace.producers.rollout.running_episodes import EPISODE, RunningEpisodes
@@ -136,6 +136,7 @@ async def play_episode(
     """
 
     async def run_workflow() -> Episode:
+        EPISODE_CLOCK.set(clock)
         try:
             return await spec.workflow(problem, spec.environment, actors)
         except (Exception, KeyboardInterrupt, GeneratorExit):

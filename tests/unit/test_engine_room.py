@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_recipes import sums_recipe
+from patience import PATIENCE_S
 from test_episodes import TASK, FakeEngine, context, spec
 
 from headrace.envs.contract import Actor, Environment, Episode, Problem
@@ -20,6 +23,7 @@ from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import worker
 from headrace.producers.rollout.engine_room import EngineRoom, EpisodeClock
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, _build_actors, play_episode, play_group
+from headrace.producers.rollout.score_threads import ScoreThreads
 from headrace.producers.rollout.slots import Slots
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
@@ -251,6 +255,29 @@ def test_no_episode_is_ended_while_it_waits_for_room_and_then_it_has_all_its_tim
         ended = await playing
         assert not isinstance(ended, Failure)
         assert [call["deadline_s"] for call in engine.calls] == [0.01]
+
+    asyncio.run(run())
+
+
+def test_scores_that_wait_for_a_thread_hold_up_further_tasks_and_stop_the_clocks_of_their_episodes() -> None:
+    async def run() -> None:
+        now_s, may_score = 0.0, threading.Event()
+        room, threads = EngineRoom(3), ScoreThreads("slow", 1, PATIENCE_S)
+        clocks = [EpisodeClock(10.0, room, lambda: now_s) for _ in range(3)]
+
+        async def score(*_: object) -> Episode:
+            assert await threads.run(partial(may_score.wait, PATIENCE_S))
+            return {}
+
+        episodes = [play_episode(0, Problem("t", "12"), spec(score), {}, clock) for clock in clocks]
+        scoring = [asyncio.create_task(episode) for episode in episodes]
+        await turn()
+        now_s = 8.0
+        assert [clock.count_left_s() for clock in clocks] == [2.0, 10.0, 10.0]
+        assert room.count_free(3) == 1
+        may_score.set()
+        assert await asyncio.gather(*scoring) == [{}] * 3
+        assert room.count_free(0) == 3
 
     asyncio.run(run())
 

@@ -467,8 +467,11 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
     pauses.end("object store")
     for now in range(200, 259):
         WorkerRuntime._check_stall(worker, now)
+    worker.tally.episodes_failed += 1  # an episode has ended, by a score without a token
+    for now in range(259, 319):
+        WorkerRuntime._check_stall(worker, now)
     with pytest.raises(Stalled, match="no token for 60 s"):
-        WorkerRuntime._check_stall(worker, 259)
+        WorkerRuntime._check_stall(worker, 319)
 
 
 def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
