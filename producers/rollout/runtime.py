@@ -199,14 +199,14 @@ class WorkerRuntime:
             check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
 
     def _check_stall(self, now_s: float) -> None:
-        """Raise Stalled if tasks are open, wait for no server, and for too long no token was made and no episode ended.
+        """Raise Stalled if tasks are open, wait for no server, and no token or successful episode came for too long.
 
         New weights that cannot be fetched do not count as a wait, because they block no task.
         """
         stats = self.engine.stats() if self.engine is not None else None
         may_wait = not self.tasks or self.pauses.has_to_hold_tasks or stats is None or bool(stats.trouble)
-        ended = self.tally.episodes_done + self.tally.episodes_failed  # a long line of scores makes no token
-        made = (max(stats.generated_tokens, stats.progress) if stats else 0, ended, self.tally.groups_done)
+        tokens = max(stats.generated_tokens, stats.progress) if stats else 0
+        made = (tokens, self.tally.episodes_done, self.tally.groups_done)  # a long line of scores makes no token
         silent_s = self._stall_watch.count_silent_s(now_s, made, may_wait=may_wait)
         self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
 

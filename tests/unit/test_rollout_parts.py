@@ -467,8 +467,9 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
     pauses.end("object store")
     for now in range(200, 259):
         WorkerRuntime._check_stall(worker, now)
-    worker.tally.episodes_failed += 1  # an episode has ended, by a score without a token
+    worker.tally.episodes_done += 1  # it only waited for its score
     for now in range(259, 319):
+        worker.tally.episodes_failed += 1  # by their time limit
         WorkerRuntime._check_stall(worker, now)
     with pytest.raises(Stalled, match="no token for 60 s"):
         WorkerRuntime._check_stall(worker, 319)
