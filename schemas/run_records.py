@@ -114,6 +114,10 @@ class WorkerStatus:
     """Cost of the served version, one entry per policy."""
     episodes_running: int = 0
     """Episodes that run now."""
+    requests_running: int = 0
+    """Requests of episodes that are in the engine now."""
+    requests_waiting: int = 0
+    """Requests of episodes that wait for a place in the engine now."""
     episodes_done: int = 0
     """Episodes that succeeded since its start."""
     episodes_failed: int = 0

@@ -24,7 +24,9 @@ def rollout(
     workflow: Annotated[str | None, typer.Option(help="Workflow to play; default: the only one.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this worker; default: host and pid.")] = None,
     region: Annotated[str, typer.Option(help="Region of this worker, named in its status and groups.")] = "",
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once; default: the recipe's.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests in the engine at once; default: the recipe's.")
+    ] = None,
 ) -> None:
     """Play tasks and produce trajectories; start workers at any time, on any machine, at most one per partition.
 

@@ -142,6 +142,10 @@ class Workflow(Settings):
         return value
 
 
+EPISODES_PER_REQUEST = 8
+"""Default of `Rollout.episodes`, as a multiple of `Rollout.concurrency`."""
+
+
 class Rollout(Settings):
     """How workers generate."""
 
@@ -163,9 +167,16 @@ class Rollout(Settings):
     max_tokens: int = Field(256, ge=1)
     """Most tokens that one generation may have."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
-    """Episodes that one worker runs at once. If a task has more episodes than this, they take turns."""
+    """Requests that one worker has in its engine at once. A request is one answer of a policy. Further requests wait in
+    the worker; those of the episode that began first come first. An episode that waits for a tool, a judge or a
+    sub-agent needs no room."""
+    episodes: int = Field(0, ge=0, le=1_000_000)
+    """Episodes that one worker runs at once; 0: eight times `concurrency`. If a task has more episodes than this, they
+    take turns. A worker begins a task only if its engine has room. So workflows of one turn run about `concurrency`
+    episodes, and only those that wait for other things run more. Set a lower number if each episode needs memory."""
     episode_limit_s: float = Field(120.0, gt=0)
-    """Seconds that an episode may take; a longer one fails."""
+    """Seconds that an episode may take; a longer one fails. The time in which it only waits for room in the engine
+    (`concurrency`) or for a free thread (`score_threads`) does not count."""
     score_threads: int = Field(8, ge=1, le=256)
     """Threads of a worker that score answers. Set 1 for a scorer that is not thread-safe."""
     score_limit_s: float = Field(10.0, gt=0)

@@ -332,8 +332,7 @@ class _Stand:
         here = self._list_workers(here=True)
         count, discarded = self.seen.groups.count_since(self.policy_variant, self.since_ms)
         batch = self.seen.recipe.trainer_of(self.policy_variant).groups_per_batch
-        running = sum(worker.episodes_running for worker in here)
-        short = describe_playing(len(here), running, count, discarded.total(), batch)
+        short = describe_playing(here, count, discarded.total(), batch)
         short += "".join(f"; {worker.worker}: {worker.detail}" for worker in here[:SHOWN_WORKERS] if worker.detail)
         limit = self.seen.recipe.rollout.episode_limit_s
         itself = f"an episode that takes {limit:g} s is ended and counts as failed"

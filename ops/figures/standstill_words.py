@@ -29,12 +29,11 @@ def describe_waiting(workers: Sequence[WorkerStatus], *, have_tasks: bool) -> st
     return f"no worker plays: {', '.join([*named[:SHOWN_WORKERS], *more])}"
 
 
-def describe_playing(workers: int, episodes: int, concluded: int, discarded: int, batch: int) -> str:
+def describe_playing(workers: Sequence[WorkerStatus], concluded: int, discarded: int, batch: int) -> str:
     """Return what workers do that have not played a batch yet.
 
     Args:
-        workers: How many play.
-        episodes: How many they play now.
+        workers: Those that play.
         concluded: Groups that have concluded since the newest version.
         discarded: How many of them were discarded.
         batch: Groups of a batch.
@@ -43,7 +42,12 @@ def describe_playing(workers: int, episodes: int, concluded: int, discarded: int
     if concluded:
         groups = inflect(concluded, "group has", "groups have")
         came = f"{concluded} {groups} concluded since then, {discarded} of them discarded"
-    plays = f"{workers} {inflect(workers, 'worker plays', 'workers play')} {episodes} {inflect(episodes, 'episode')}"
+    episodes = sum(worker.episodes_running for worker in workers)
+    running, waiting = (sum(getattr(w, f"requests_{word}") for w in workers) for word in ("running", "waiting"))
+    plays = f"{len(workers)} {inflect(len(workers), 'worker plays', 'workers play')} {episodes} "
+    plays += inflect(episodes, "episode")
+    if running or waiting:
+        plays += f" ({running} {inflect(running, 'request')} in the engine, {waiting} waiting for room there)"
     return f"{plays}, and {came}; a batch needs {batch} {inflect(batch, 'group')}"
 
 

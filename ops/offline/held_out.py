@@ -21,6 +21,7 @@ from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.rollout.conclusions import build_workflow_spec
+from headrace.producers.rollout.engine_room import EngineRoom
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.schemas.ids import derive_task_seed
 from headrace.schemas.records import Task, TrajectoryGroup
@@ -110,13 +111,21 @@ def play_held_out(
     )
     try:
         tokenizers = {policy: Tokenizer(folders[policy]) for policy in recipe.policies}
-        engine, build = open_engine(folders, recipe.rollout, PROBLEMS_AT_ONCE * recipe.evaluate.played_samples)
+        room = EngineRoom(recipe.rollout.concurrency)
+        engine, build = open_engine(folders, recipe.rollout, room.places)
         with closing(engine):
             for policy in recipe.policies:
                 engine.load(policy, 0, open_weights(folders[policy]).tensors)
                 engine.hold(policy, 0)
             context = RolloutContext(
-                engine, recipe.rollout.engine.use, build, tokenizers, "held-out", "", lambda _policy: 0
+                engine,
+                recipe.rollout.engine.use,
+                build,
+                tokenizers,
+                "held-out",
+                "",
+                head=lambda _policy: 0,
+                room=room,
             )
             doing = "cannot play the held-out problems"
             return asyncio.run(play_all(asked, context, tell))

@@ -28,6 +28,7 @@ from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source
 from headrace.producers.feed.planned import build_common_task, build_training_task
 from headrace.producers.rollout.conclusions import build_workflow_spec
+from headrace.producers.rollout.engine_room import EngineRoom
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
@@ -166,7 +167,8 @@ def _play(
         for name, content in start.files.items():
             (folders[policy] / name).write_bytes(content)
     tokenizers = {policy: Tokenizer(path) for policy, path in folders.items()}
-    inner, build = open_engine(folders, recipe.rollout, sum(task.n_asked for task, _ in asked))
+    room = EngineRoom(recipe.rollout.concurrency)
+    inner, build = open_engine(folders, recipe.rollout, room.places)
     with closing(inner):
         for policy, start in starts.items():
             inner.load(policy, 0, start.learner.snapshot_weights())
@@ -181,6 +183,7 @@ def _play(
             region="",
             head=lambda _policy: 0,
             reachability=Reachability(longest_wait_s=0),  # a user who tries a recipe wants the error at once
+            room=room,
         )
         return [encode_group(group) for group in play_watched(asked, context, say)]
 

@@ -1,8 +1,8 @@
 """Engines by the names that recipes use, imported when they are asked for.
 
 A function opens an engine. It takes the policies' model folders (config and tokenizer in Hugging Face layout, and for
-an adapter its base and `adapter_config.json`) and the number of episodes that will run at once. It returns the engine
-and its build: one line with all versions and settings that its numbers depend on.
+an adapter its base and `adapter_config.json`) and the number of requests that it will get at once. It returns the
+engine and its build: one line with all versions and settings that its numbers depend on.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from headrace.envs.contract import Generation
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec, capabilities_of
 from headrace.producers.engines.stop_texts import find_stop
+from headrace.producers.rollout.engine_room import EpisodeClock
 from headrace.schemas.ids import derive_seed
 from headrace.schemas.records import Sampling
 
@@ -30,8 +31,8 @@ class EngineActor:
     """Seed of this role in this sample; each call derives its own from it."""
     version: int | None
     """The exact version of an evaluation; None: always the newest weights."""
-    deadline: float
-    """End of the episode, by the event loop's clock."""
+    clock: EpisodeClock
+    """Of the episode."""
     calls: int = 0
     acted_s: float = 0.0
     """When the newest call began, by the event loop's clock."""
@@ -84,16 +85,17 @@ class EngineActor:
         seed = derive_seed(self.seed, self.calls)
         self.calls += 1
         number = self.calls
-        now_s = self.acted_s = asyncio.get_running_loop().time()
-        made = await self.engine.generate(
-            self.policy,
-            ids,
-            sampling,
-            seed=seed,
-            version=self.version,
-            deadline_s=self.deadline - now_s,
-            **({"session": self.seed} if capabilities_of(self.engine).keeps_sessions else {}),
-        )
+        self.acted_s = asyncio.get_running_loop().time()
+        async with self.clock.hold_place():
+            made = await self.engine.generate(
+                self.policy,
+                ids,
+                sampling,
+                seed=seed,
+                version=self.version,
+                deadline_s=self.clock.count_left_s(),
+                **({"session": self.seed} if capabilities_of(self.engine).keeps_sessions else {}),
+            )
         self.tokens += len(made.ids)
         if made.finish_reason == "cancelled":
             raise OutOfTime(

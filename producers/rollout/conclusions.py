@@ -229,7 +229,11 @@ class Concluder:
     async def _check_engine(self) -> None:
         """Raise EngineError if the engine cannot generate at all: then tasks are not at fault and do not conclude."""
         for policy in self.context.tokenizers:
-            await self.context.engine.generate(policy, [0], Sampling(max_tokens=1), seed=0)
+            await self.context.room.enter()
+            try:
+                await self.context.engine.generate(policy, [0], Sampling(max_tokens=1), seed=0)
+            finally:
+                self.context.room.leave()
 
     async def _deliver(self, task: Task, groups: Groups, inline_limit_bytes: int) -> None:
         records: list[Outgoing] = []

@@ -17,12 +17,17 @@ from headrace.infra.own_frames import locate_function, locate_wait
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
+from headrace.producers.rollout.engine_room import EPISODE_CLOCK, EngineRoom, EpisodeClock
 from headrace.producers.rollout.failures import build_failure, convert_to_exception
 from headrace.producers.rollout.reachability import UNREACHABLE, Reachability
 from headrace.producers.rollout.running_episodes import EPISODE, RunningEpisodes
 from headrace.schemas.episode_errors import RAISED
 from headrace.schemas.ids import derive_seed, now_ms
 from headrace.schemas.records import Failure, Sampling, Sequence, Task, Trajectory, TrajectoryGroup
+
+LAST_WORDS_S = 0.05
+"""Seconds after the time limit in which the engine may still end a request, as its failure tells more. Also the least
+time between two looks at the clock of an episode, which may stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class RolloutContext:
     """Whether the environment can be reached."""
     running: RunningEpisodes = field(default_factory=RunningEpisodes)
     """The episodes that are played now."""
+    room: EngineRoom = field(default_factory=EngineRoom)
+    """Where their requests get a place in the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +98,12 @@ async def play_group(
         actors: list[EngineActor] = []
 
         async def attempt_episode() -> Episode | Failure:
-            cast = _build_actors(task, sample, spec, context)
+            clock = EpisodeClock(spec.episode_limit_s, context.room)
+            cast = _build_actors(task, sample, spec, context, clock)
             actors.extend(cast.values())
             own = problem_from_json(task.payload)  # a workflow may write into it
             with context.running.play(cast.values()):
-                return await play_episode(sample, own, spec, cast)
+                return await play_episode(sample, own, spec, cast, clock)
 
         ended: Episode | Failure | None = None
         try:
@@ -120,7 +128,7 @@ async def play_group(
 
 
 async def play_episode(
-    sample: int, problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor]
+    sample: int, problem: Problem, spec: WorkflowSpec, actors: Mapping[str, EngineActor], clock: EpisodeClock
 ) -> Episode | Failure:
     """Run the workflow once; return its result. Each of its calls of a policy is an `EngineActor.generate`.
 
@@ -128,6 +136,7 @@ async def play_episode(
     """
 
     async def run_workflow() -> Episode:
+        EPISODE_CLOCK.set(clock)
         try:
             return await spec.workflow(problem, spec.environment, actors)
         except (Exception, KeyboardInterrupt, GeneratorExit):
@@ -139,7 +148,9 @@ async def play_episode(
 
     played = asyncio.create_task(run_workflow(), name=EPISODE)
     try:
-        await asyncio.wait({played}, timeout=spec.episode_limit_s)
+        with clock.note_begun():
+            while not played.done() and (left_s := clock.count_left_s()) > -LAST_WORDS_S:
+                await asyncio.wait({played}, timeout=max(left_s, LAST_WORDS_S))
         if not played.done():
             return build_failure(sample, OutOfTime(), spec.episode_limit_s, actors, locate_wait(played))
         found = _take_result(played)
@@ -166,8 +177,9 @@ async def _cancel_at_end(ending: asyncio.Event, episodes: Iterable[asyncio.Task[
         episode.cancel()
 
 
-def _build_actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutContext) -> dict[str, EngineActor]:
-    deadline = asyncio.get_running_loop().time() + spec.episode_limit_s
+def _build_actors(
+    task: Task, sample: int, spec: WorkflowSpec, context: RolloutContext, clock: EpisodeClock
+) -> dict[str, EngineActor]:
     sampling = spec.evaluation if task.purpose == "eval" else spec.training
     return {
         role: EngineActor(
@@ -177,7 +189,7 @@ def _build_actors(task: Task, sample: int, spec: WorkflowSpec, context: RolloutC
             replace(sampling, stop_ids=context.tokenizers[policy].stop_ids),
             derive_seed(task.seed, sample, role, policy),
             task.versions.get(policy),
-            deadline,
+            clock,
         )
         for role, policy in spec.roles.items()
     }

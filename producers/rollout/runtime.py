@@ -18,6 +18,7 @@ from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_in
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine
+from headrace.producers.rollout.engine_room import EngineRoom
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
@@ -37,7 +38,14 @@ from headrace.producers.rollout.watchdog import (
     describe_block,
 )
 from headrace.producers.rollout.weight_loader import WeightLoader
-from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts, WorkerState, sum_up
+from headrace.producers.rollout.worker_status import (
+    Reporter,
+    RunningCounts,
+    StatusPosts,
+    WorkCounts,
+    WorkerState,
+    sum_up,
+)
 from headrace.schemas.topics import Topics, eval_stream
 
 log = structlog.get_logger()
@@ -61,6 +69,9 @@ class Options:
     region: str
     """Where it runs, for its status and its groups; it plays the same tasks as the workers of other regions."""
     concurrency: int
+    """Requests in the engine at once."""
+    episodes: int
+    """Episodes at once."""
 
     def list_task_topics(self, topics: Topics) -> tuple[str, str]:
         """Return the topics of training and evaluation tasks."""
@@ -73,7 +84,8 @@ class WorkerRuntime:
     def __init__(self, run: Run, options: Options, policies: tuple[str, ...]) -> None:
         self.run, self.options, self.policies = run, options, policies
         self.tally, self.watch, self.pauses = WorkCounts(), Stopwatch(), Pauses()
-        self.slots, self.tasks, self.run_end = Slots(options.concurrency), OpenTasks(), RunEnd()
+        self.slots = Slots(options.episodes, EngineRoom(options.concurrency))
+        self.tasks, self.run_end = OpenTasks(), RunEnd()
         self.follower = RunFollower(run, policies, f"{options.name}.follow")
         self.producer = RecordProducer(run.connection, f"{options.name}.groups", self.watch)
         self.phase: Literal["starting", "waiting", "rolling", "draining", "stopped"] = "starting"
@@ -187,13 +199,14 @@ class WorkerRuntime:
             check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
 
     def _check_stall(self, now_s: float) -> None:
-        """Raise Stalled if tasks are open, wait for no server, and no token was generated for too long.
+        """Raise Stalled if tasks are open, wait for no server, and no token or successful episode came for too long.
 
         New weights that cannot be fetched do not count as a wait, because they block no task.
         """
         stats = self.engine.stats() if self.engine is not None else None
         may_wait = not self.tasks or self.pauses.has_to_hold_tasks or stats is None or bool(stats.trouble)
-        made = (max(stats.generated_tokens, stats.progress) if stats else 0, self.tally.groups_done)
+        tokens = max(stats.generated_tokens, stats.progress) if stats else 0
+        made = (tokens, self.tally.episodes_done, self.tally.groups_done)  # a long line of scores makes no token
         silent_s = self._stall_watch.count_silent_s(now_s, made, may_wait=may_wait)
         self._stall_watch.refuse_stall(silent_s, self.follower.recipe.rollout.episode_limit_s, len(self.tasks))
 
@@ -224,5 +237,7 @@ class WorkerRuntime:
         loader = self.loader
         watches = [self.watch] + ([self.intake.watch] if self.intake is not None else [])
         taken = tuple(loader.taken.copy().values()) if loader is not None else ()
-        state = WorkerState(word, detail, self.slots.taken, len(self.tasks), sum_up(watches), taken)
+        room = self.slots.room
+        running = RunningCounts(self.slots.taken, room.running, room.waiting)
+        state = WorkerState(word, detail, running, len(self.tasks), sum_up(watches), taken)
         self._status.post(state, self.tally, self.engine)

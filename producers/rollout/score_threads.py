@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import structlog
 
 from headrace.infra.unreachable import OutOfTime
+from headrace.producers.rollout.engine_room import wait_for_turn
 from headrace.producers.rollout.failures import convert_to_exception
 
 log = structlog.get_logger()
@@ -71,7 +72,8 @@ class ScoreThreads:
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run a function in one of the threads; return or raise its result. Raises ScoreTimeLimit."""
-        await self._room.acquire()
+        with wait_for_turn():
+            await self._room.acquire()
         if self.stuck >= MOST_STUCK:
             self._room.release()
             raise ScoreTimeLimit(

@@ -1,18 +1,26 @@
-"""Slots for the episodes that a worker runs at once."""
+"""Slots for the episodes that a worker has begun and not ended."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
+from headrace.producers.rollout.engine_room import EngineRoom
+
 FREED_POLL_S = 0.02
 
 
 class Slots:
-    """Counts taken slots; safe to use from several threads."""
+    """Counts taken slots; safe to use from several threads.
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    Args:
+        total: Most episodes at once.
+        room: Of their requests. No task gets slots while requests have or wait for all places: its episodes would only
+            wait, too. Without it, each episode counts as a request.
+    """
+
+    def __init__(self, total: int, room: EngineRoom | None = None) -> None:
+        self.total, self.room = total, room or EngineRoom(total)
         self.taken = 0
         self._lock = threading.Lock()
         self._line = asyncio.Lock()
@@ -38,7 +46,7 @@ class Slots:
         """Take slots for n episodes; return how many, 0 if too few are free."""
         with self._lock:
             free = self.total - self.taken
-            if free < min(n, (self.total + 1) // 2):
+            if free < min(n, (self.total + 1) // 2) or self.room.count_free(self.taken) < 1:
                 return 0
             size = min(n, free)
             self.taken += size

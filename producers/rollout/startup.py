@@ -17,6 +17,7 @@ from headrace.infra.weights.files import FilesError
 from headrace.infra.weights.policy_files import Tokenizer, fetch_policy_files
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import import_engine, open_engine
+from headrace.producers.rollout.engine_room import EngineRoom
 from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.reachability import Reachability
@@ -41,7 +42,7 @@ class WorkerStartup:
     run: Run
     policies: tuple[str, ...]
     rollout: Rollout
-    concurrency: int
+    room: EngineRoom
     worker: str
     region: str
     follower: RunFollower
@@ -61,7 +62,7 @@ class WorkerStartup:
         await asyncio.to_thread(import_engine, self.rollout.engine.use)
         self._report_step("builds the engine")
         tokenizers = {policy: await asyncio.to_thread(Tokenizer, folders[policy]) for policy in self.policies}
-        engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.concurrency)
+        engine, build = await asyncio.to_thread(open_engine, folders, self.rollout, self.room.places)
         loader = WeightLoader(engine, self.follower.published, self.run.weights_cache, self.pauses)
         self.on_loader(loader)
         self._report_step(self._find_awaited(engine))
@@ -82,6 +83,7 @@ class WorkerStartup:
             head=lambda policy: self.follower.published[policy].head,
             reachability=Reachability(self.pauses),
             running=self.episodes,
+            room=self.room,
         )
         return context, loader
 

@@ -28,7 +28,7 @@ from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_pa
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
-from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.settings import EPISODES_PER_REQUEST, Recipe
 from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import Run
 from headrace.producers.engines.contract import capabilities_of
@@ -118,7 +118,7 @@ class RolloutWorker:
             run=self.run,
             policies=self._spec.policies,
             rollout=self.run.recipe.rollout,
-            concurrency=self.options.concurrency,
+            room=self.runtime.slots.room,
             worker=self.options.name,
             region=self.options.region,
             follower=self.runtime.follower,
@@ -186,7 +186,9 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
     chosen = choose_workflow(run.recipe, workflow)
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
-    options = Options(chosen, name, region, concurrency or run.recipe.rollout.concurrency)
+    rollout = run.recipe.rollout
+    requests = concurrency or rollout.concurrency
+    options = Options(chosen, name, region, requests, rollout.episodes or EPISODES_PER_REQUEST * requests)
     check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen))
     return RolloutWorker(run, options, build_workflow_spec(run.recipe, chosen))
 

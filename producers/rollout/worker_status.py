@@ -60,13 +60,24 @@ class WorkCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningCounts:
+    """What runs at a moment."""
+
+    episodes: int
+    requests: int
+    """Requests in the engine."""
+    requests_waiting: int
+    """Requests that wait for a place in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """The worker's state at a moment."""
 
     word: str
     """A value of WorkerStatus.state."""
     detail: str
-    episodes_running: int
+    running: RunningCounts
     tasks_open: int
     seconds: Mapping[str, float]
     """Wall seconds by activity, of all threads."""
@@ -97,7 +108,9 @@ class Reporter:
             detail=state.detail,
             versions=engine.versions() if engine is not None else {},
             taken=state.taken,
-            episodes_running=state.episodes_running,
+            episodes_running=state.running.episodes,
+            requests_running=state.running.requests,
+            requests_waiting=state.running.requests_waiting,
             episodes_done=tally.episodes_done,
             episodes_failed=tally.episodes_failed,
             groups_done=tally.groups_done,

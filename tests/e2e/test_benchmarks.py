@@ -24,6 +24,7 @@ SMALLEST = {
     "small_models": ["--sizes", "1M", "--batches", "2", "--new-tokens", "4", "--rounds", "1"],
     "start": ["--rounds", "0"],
     "trainer": ["--hidden", "16", "--layers", "1", "--tokens", "8", "--rounds", "1"],
+    "waiting_tools": ["--call-s", "0.02", "--tool-s", "0.08", "--warm-up-s", "0.3", "--seconds", "0.3"],
     "weights": ["--parameters", "1e6", "--rounds", "1", "--hidden", "32", "--versions", "1"],
 }
 """Words for `python -m benchmarks.NAME`."""

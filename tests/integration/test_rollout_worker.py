@@ -233,9 +233,10 @@ def test_an_evaluation_runs_on_exactly_its_version_though_a_newer_one_is_served(
 def test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW))
+    rollout = {"group_size": 4, "max_tokens": 8, "concurrency": 64, "episodes": 8}
+    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=SLOW, rollout=rollout))
     publish(run, 0)
-    first = work(run, "w1", 8)
+    first = work(run, "w1")
     issue(run, *(task(run, number) for number in range(24)))
     until(lambda: len(messages(run)) >= 8, "first groups")
     first.send_signal(signal.SIGKILL)

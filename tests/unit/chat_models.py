@@ -15,6 +15,7 @@ import transformers
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.producers.engines.contract import Generation
 from headrace.producers.rollout.actor import EngineActor
+from headrace.producers.rollout.engine_room import EngineRoom, EpisodeClock
 from headrace.schemas.records import Sampling
 
 END = "<|im_end|>"
@@ -84,4 +85,4 @@ def prepare_actor(tokenizer: Tokenizer, *texts: str) -> EngineActor:
     """Return an actor that says these texts, one a call."""
     engine: Any = Prepared(tokenizer, list(texts))
     sampling = Sampling(max_tokens=100, stop_ids=tokenizer.stop_ids)
-    return EngineActor(engine, "p", tokenizer, sampling, seed=1, version=None, deadline=1e12)
+    return EngineActor(engine, "p", tokenizer, sampling, seed=1, version=None, clock=EpisodeClock(1e12, EngineRoom()))

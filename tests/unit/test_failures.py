@@ -165,7 +165,7 @@ def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
 def test_a_failure_says_type_message_place_role_turn_and_traceback(own: Any) -> None:
     def actor(calls: int, acted_s: float) -> EngineActor:
         nothing: Any = None
-        return EngineActor(nothing, "p", nothing, nothing, 0, None, 0.0, calls, acted_s)
+        return EngineActor(nothing, "p", nothing, nothing, 0, None, nothing, calls, acted_s)
 
     failure = build_failure(3, raised(own.judge, "7"), 5.0, {"solver": actor(2, 10.0), "verifier": actor(1, 11.0)})
     assert (failure.sample, failure.reason, failure.detail) == (3, "error", "KeyError: '7'")

@@ -398,11 +398,13 @@ def test_what_the_watchdog_tells_is_in_the_workers_status_though_its_loop_is_blo
         intake=None, phase="rolling",
     )  # fmt: skip
     worker._post = partial(WorkerRuntime._post, worker)
+    worker.slots.room.running, worker.slots.room.waiting = 4, 3
     with capture_logs() as logged:
         WorkerRuntime.report_block(worker, 20.0, "shop.py:50 in till")
     assert [(one.state, one.detail.partition(":")) for one in posted] == [
         ("rolling", ("blocked for 20 s at shop.py", ":", f"50 in till: {STUCK_REMEDY}"))
     ]
+    assert (posted[0].requests_running, posted[0].requests_waiting) == (4, 3)
     assert [(one["event"], one["at"]) for one in logged] == [("worker.blocked", "shop.py:50 in till")]
 
 
@@ -465,8 +467,12 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
     pauses.end("object store")
     for now in range(200, 259):
         WorkerRuntime._check_stall(worker, now)
+    worker.tally.episodes_done += 1  # it only waited for its score
+    for now in range(259, 319):
+        worker.tally.episodes_failed += 1  # by their time limit
+        WorkerRuntime._check_stall(worker, now)
     with pytest.raises(Stalled, match="no token for 60 s"):
-        WorkerRuntime._check_stall(worker, 259)
+        WorkerRuntime._check_stall(worker, 319)
 
 
 def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:

@@ -164,6 +164,11 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
             said(ROLLING),
             "1 worker plays 7 episodes, and no group has concluded since then; a batch needs 4 groups",
         ),
+        (
+            "playing",
+            said(replace(ROLLING, requests_running=1, requests_waiting=2)),
+            "7 episodes (1 request in the engine, 2 waiting for room there), and no group has concluded",
+        ),
     ):
         assert found is not None
         assert found.cause == cause
