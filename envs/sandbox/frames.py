@@ -1,0 +1,26 @@
+"""What a box and its owner say to each other over a socket. Nothing that comes out of a box is trusted."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+REQUEST = struct.Struct(">IQ")
+"""From the owner: lengths of a JSON object and of the bytes after it."""
+FRAME = struct.Struct(">BI")
+"""From the box: kind, and length of what follows."""
+STDOUT, STDERR, END = 1, 2, 3
+LARGEST_FRAME = 1 << 16
+
+
+def encode_request(said: Mapping[str, Any], data: bytes = b"") -> bytes:
+    """Return a request as bytes."""
+    text = json.dumps(said).encode()
+    return REQUEST.pack(len(text), len(data)) + text + data
+
+
+def encode_frame(kind: int, data: bytes) -> bytes:
+    """Return a frame as bytes."""
+    return FRAME.pack(kind, len(data)) + data
