@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Iterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a box imports this at its start
+    from collections.abc import Iterator
 
 FOLDER, FILE, PROGRAM, LEFT_OUT = 1, 2, 3, 4
 HEADER = struct.Struct(">BHQ")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import struct
-from collections.abc import Mapping
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 REQUEST = struct.Struct(">IQ")
-"""From the owner: lengths of a JSON object and of the bytes after it."""
+"""From the owner: lengths of a table (as `marshal` writes it, which needs no import) and of the bytes after it."""
 FRAME = struct.Struct(">BI")
 """From the box: kind, and length of what follows."""
 STDOUT, STDERR, END = 1, 2, 3
 LARGEST_FRAME = 1 << 16
+ENDED = struct.Struct(">i???")
+"""Of a command: return code, whether its time was over, whether stdout and stderr were cut."""
 
 
 def encode_request(said: Mapping[str, Any], data: bytes = b"") -> bytes:
     """Return a request as bytes."""
-    text = json.dumps(said).encode()
+    text = marshal.dumps(said)
     return REQUEST.pack(len(text), len(data)) + text + data
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from typing import Any, Self
 
 from headrace.envs.sandbox.contract import BoxFailed, TransferRefused, Result
 from headrace.envs.sandbox.file_stream import BadStream, TooLarge, pack, read_entries, unpack
-from headrace.envs.sandbox.frames import END, FRAME, LARGEST_FRAME, REQUEST, STDERR, STDOUT, encode_request
+from headrace.envs.sandbox.frames import END, ENDED, FRAME, LARGEST_FRAME, STDERR, STDOUT, encode_request
 from headrace.envs.sandbox.inside.tree import HOME, SYSTEM
 from headrace.envs.sandbox.limits import MIB, Limits
 from headrace.envs.sandbox.memory_group import MemoryGroup, make_memory_group
@@ -115,9 +114,9 @@ class NamespaceBox:
                 ours.close()
             await self._give_up(f"cannot start with {self._backend}", error)
             raise
-        if answer["error"]:
+        if answer:
             await self.stop()
-            raise BoxFailed(f"a box cannot start with {self._backend}: {answer['error']}")
+            raise BoxFailed(f"a box cannot start with {self._backend}: {answer.decode(errors='replace')}")
 
     async def exec(
         self,
@@ -233,14 +232,14 @@ class NamespaceBox:
             try:
                 async with asyncio.timeout(timeout_s + GRACE_S):
                     end = await self._ask(said, data, {STDOUT: (stdout, most[0]), STDERR: (stderr, most[1])})
-                    return stdout, stderr, _check_end(end)
+                    return stdout, stderr, _read_end(end)
             except BaseException as error:
                 await self._give_up("ended by itself", error)
                 raise
 
     async def _ask(
         self, said: dict[str, Any], data: bytes = b"", outputs: Mapping[int, tuple[bytearray, int]] | None = None
-    ) -> dict[str, Any]:
+    ) -> bytes:
         """Send a request and return what stands at its end; what comes before is added to the outputs."""
         assert self._reader is not None  # noqa: S101 - set by `start`
         assert self._writer is not None  # noqa: S101
@@ -252,8 +251,7 @@ class NamespaceBox:
                 raise BadStream(f"a frame of {length} bytes")
             content = await self._reader.readexactly(length)
             if kind == END:
-                answer: dict[str, Any] = json.loads(content[REQUEST.size :])
-                return answer
+                return content
             output, most = (outputs or {})[kind]
             output += content
             if len(output) > most:
@@ -317,12 +315,17 @@ def _pack_outside(source: Path, limits: Limits) -> bytes:
         ) from error
 
 
-def _check_end(end: dict[str, Any]) -> dict[str, Any]:
-    """Return what stands at a command's end. Raises ValueError for something else: it comes out of a box."""
-    kinds = {"return_code": int, "timed_out": bool, "stdout_truncated": bool, "stderr_truncated": bool}
-    if end.keys() != kinds.keys() or any(type(end[name]) is not kind for name, kind in kinds.items()):
-        raise ValueError("a wrong answer")
-    return end
+def _read_end(end: bytes) -> dict[str, Any]:
+    """Return what stands at a command's end. Raises BadStream."""
+    if len(end) != ENDED.size:
+        raise BadStream(f"an end of {len(end)} bytes")
+    code, timed_out, stdout_truncated, stderr_truncated = ENDED.unpack(end)
+    return {
+        "return_code": code,
+        "timed_out": timed_out,
+        "stdout_truncated": stdout_truncated,
+        "stderr_truncated": stderr_truncated,
+    }
 
 
 def _describe_end(stderr: bytes, end: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ os.kill(1, signal.SIGKILL) if os.getuid() == 0 else None
 for place in ("", "/proc/1/root", "/proc/1/cwd", "/proc/self/root", "/proc/self/root/..", "/..", "/.old", "/old",
               "/proc/self/cwd/../../../../..", "/home/user/../..", "/proc/thread-self/root"):
     attempt(place, read, place + W["secret_path"])
-for path in ("/etc/shadow", "/etc/ssh", "/run", "/sys", "/var/lib", "/mnt", "/media", "/boot", "/srv", "/proc/kcore", "/proc/kmsg",
+for path in ("/etc/shadow", "/etc/ssh", "/run", "/sys", "/var/lib", "/mnt/clone", "/mnt/home", "/media", "/boot", "/srv", "/proc/kcore", "/proc/kmsg",
              "/dev/mem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/nvidia0", "/dev/kvm", "/dev/fuse", "/dev/tty", "/dev/net/tun"):
     attempt(path, os.open, path, os.O_RDONLY)
 if os.path.isdir("/root") and os.path.exists("/root/.bashrc"):

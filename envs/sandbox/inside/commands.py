@@ -6,17 +6,18 @@ import os
 import resource
 import select
 import signal
-import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, NoReturn
 
 from headrace.envs.sandbox.file_stream import pack, read_entries, unpack
-from headrace.envs.sandbox.frames import END, LARGEST_FRAME, STDERR, STDOUT, encode_frame, encode_request
+from headrace.envs.sandbox.frames import END, ENDED, LARGEST_FRAME, STDERR, STDOUT, encode_frame
 from headrace.envs.sandbox.inside import kernel
 from headrace.envs.sandbox.inside.identity import become_user
 from headrace.envs.sandbox.inside.syscalls import forbid_calls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
 
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
 """Python, or its owner, ignores these signals; programs must not."""
@@ -35,12 +36,12 @@ class Command:
     """Runs one request and says by frames what comes of it.
 
     Args:
-        control: Socket to the owner.
+        control: Descriptor of the socket to the owner.
         wakes: Pipe that has bytes when a child has ended.
         reap: Waits for the children that have ended; returns process to status.
     """
 
-    def __init__(self, control: socket.socket, wakes: int, reap: Callable[[], dict[int, int]]) -> None:
+    def __init__(self, control: int, wakes: int, reap: Callable[[], dict[int, int]]) -> None:
         self._control, self._wakes, self._reap = control, wakes, reap
 
     def run(self, request: dict[str, Any], stdin: int, program: bytes) -> None:
@@ -60,13 +61,8 @@ class Command:
             for read_end, _ in pipes:
                 os.close(read_end)
         code = os.waitstatus_to_exitcode(status)
-        end = {
-            "return_code": code if code >= 0 else 128 - code,
-            "timed_out": timed_out,
-            "stdout_truncated": left[STDOUT] < 0,
-            "stderr_truncated": left[STDERR] < 0,
-        }
-        self._say(END, encode_request(end))
+        end = ENDED.pack(code if code >= 0 else 128 - code, timed_out, left[STDOUT] < 0, left[STDERR] < 0)
+        send(self._control, encode_frame(END, end))
 
     def _follow(self, child: int, outputs: dict[int, int], left: dict[int, int], deadline: float) -> tuple[int, bool]:
         """Return a child's status, and whether its time was over."""
@@ -81,7 +77,7 @@ class Command:
                 timed_out = True
                 kill_all()
             for descriptor, _ in poll.poll(max(rest_s, 0) * 1000 + 1 if not timed_out else 1000):
-                if descriptor == self._control.fileno():
+                if descriptor == self._control:
                     raise OwnerGone
                 if descriptor in open_ends and not self._pass_on(descriptor, outputs, left):
                     poll.unregister(descriptor)
@@ -102,21 +98,27 @@ class Command:
             return False
         kind = outputs[descriptor]
         if kept := data[: max(left[kind], 0)]:
-            self._say(kind, kept)
+            send(self._control, encode_frame(kind, kept))
         left[kind] = max(left[kind], 0) - len(data) if left[kind] >= 0 else -1
         return bool(data)
 
-    def _say(self, kind: int, data: bytes) -> None:
-        try:
-            self._control.sendall(encode_frame(kind, data))
-        except OSError as error:
-            raise OwnerGone from error
+
+def send(control: int, data: bytes) -> None:
+    """Send all of some bytes to the owner. Raises OwnerGone."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(control, view) :]
+    except OSError as error:
+        raise OwnerGone from error
 
 
 def kill_all() -> None:
     """Kill every process of the box but its first."""
-    with suppress(ProcessLookupError):
+    try:  # noqa: SIM105 - contextlib takes long to import
         os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def _become_command(request: dict[str, Any], stdin: int, outputs: tuple[int, int], program: bytes) -> NoReturn:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from headrace.envs.sandbox.inside import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 USER = 1000
 """Number of the user in the box."""
@@ -33,12 +36,12 @@ def enter_user_namespace(plan: dict[str, Any], own: int, settings: int) -> None:
     _write("max_user_namespaces", "0", settings)
     os.close(own)
     os.close(settings)
+    kernel.forbid_capabilities()
     kernel.hide_memory()
 
 
 def become_user() -> None:
     """Become the user of the box, without rights that could be got back."""
-    kernel.forbid_capabilities()
     if os.getuid() != USER:
         os.setgroups([])
         os.setresgid(USER, USER, USER)

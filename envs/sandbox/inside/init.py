@@ -5,33 +5,38 @@ When it ends, the kernel kills everything that runs in the box. It ends when the
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import select
 import signal
-import socket
-from typing import Any
 
-from headrace.envs.sandbox.frames import END, REQUEST, encode_frame, encode_request
+from headrace.envs.sandbox.frames import END, REQUEST, encode_frame
 from headrace.envs.sandbox.inside import kernel
-from headrace.envs.sandbox.inside.commands import Command, OwnerGone
+from headrace.envs.sandbox.inside.commands import Command, OwnerGone, send
 from headrace.envs.sandbox.inside.identity import enter_user_namespace
 from headrace.envs.sandbox.inside.syscalls import build_filter
 from headrace.envs.sandbox.inside.tree import build_tree
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # it takes longer to import than a box takes to build
+    from collections.abc import Callable
+    from typing import Any
+
+CONTROL = 0
+"""Descriptor of the socket to the owner."""
+
 
 def main() -> None:
     """Build a box as the first request says, say so, and serve it."""
-    control = socket.socket(fileno=0)
-    plan, content = _read_request(control)
+    plan, content = _read_request()
     try:
         program = _build(plan, content)
     except (OSError, KeyError, ValueError) as error:
-        control.sendall(encode_frame(END, encode_request({"error": f"{type(error).__name__}: {error}"})))
+        send(CONTROL, encode_frame(END, f"{type(error).__name__}: {error}".encode()))
         return
-    control.sendall(encode_frame(END, encode_request({"error": ""})))
     try:
-        _serve(control, program)
+        send(CONTROL, encode_frame(END, b""))
+        _serve(program)
     except OwnerGone:
         return
 
@@ -42,13 +47,13 @@ def _build(plan: dict[str, Any], content: memoryview) -> bytes:
     program = build_filter(is_memory_counted=plan["is_memory_counted"])
     os.umask(0o022)
     hidden = build_tree(plan, content)
-    socket.sethostname("box")
+    kernel.call("sethostname", b"box", 3)
     kernel.bring_up_loopback()
     enter_user_namespace(plan, *hidden)
     return program
 
 
-def _serve(control: socket.socket, program: bytes) -> None:
+def _serve(program: bytes) -> None:
     wakes, wake = os.pipe()
     os.set_blocking(wakes, False)
     os.set_blocking(wake, False)
@@ -63,10 +68,10 @@ def _serve(control: socket.socket, program: bytes) -> None:
             return {}
         return _reap_ended()
 
-    command = Command(control, wakes, reap)
+    command = Command(CONTROL, wakes, reap)
     while True:
-        _wait_for_request(control, wakes, reap)
-        request, content = _read_request(control)
+        _wait_for_request(wakes, reap)
+        request, content = _read_request()
         stdin = os.memfd_create("stdin")
         try:
             while content:
@@ -77,12 +82,12 @@ def _serve(control: socket.socket, program: bytes) -> None:
             os.close(stdin)
 
 
-def _wait_for_request(control: socket.socket, wakes: int, reap: Any) -> None:
+def _wait_for_request(wakes: int, reap: Callable[[], object]) -> None:
     """Wait for the owner; meanwhile, what has ended in the box must not stay as a dead process."""
     poll = select.poll()
-    poll.register(control, select.POLLIN)
+    poll.register(CONTROL, select.POLLIN)
     poll.register(wakes, select.POLLIN)
-    while control.fileno() not in [descriptor for descriptor, _ in poll.poll()]:
+    while CONTROL not in [descriptor for descriptor, _ in poll.poll()]:
         reap()
 
 
@@ -98,18 +103,18 @@ def _reap_ended() -> dict[int, int]:
         ended[process] = status
 
 
-def _read_request(control: socket.socket) -> tuple[dict[str, Any], memoryview]:
-    text_length, data_length = REQUEST.unpack(_read(control, REQUEST.size))
-    request: dict[str, Any] = json.loads(bytes(_read(control, text_length)))
-    return request, _read(control, data_length)
+def _read_request() -> tuple[dict[str, Any], memoryview]:
+    text_length, data_length = REQUEST.unpack(_read(REQUEST.size))
+    request: dict[str, Any] = marshal.loads(_read(text_length))  # noqa: S302 - from the owner
+    return request, _read(data_length)
 
 
-def _read(control: socket.socket, length: int) -> memoryview:
+def _read(length: int) -> memoryview:
     data = bytearray(length)
     view = memoryview(data)
     at = 0
     while at < length:
-        count = control.recv_into(view[at:])
+        count = os.readv(CONTROL, [view[at:]])
         if not count:
             raise OwnerGone
         at += count

@@ -16,6 +16,7 @@ CLONE_NEWUSER = 0x10000000
 ATTRIBUTE_READ_ONLY, ATTRIBUTE_NOSUID, ATTRIBUTE_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 1
+_AF_INET, _SOCK_DGRAM = 2, 2
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITIES_VERSION_3 = 0x20080522
 
@@ -59,15 +60,12 @@ def set_attributes(target: str, attributes: int, *, recursive: bool) -> None:
 
 def bring_up_loopback() -> None:
     """Let programs in a network namespace reach one another by 127.0.0.1."""
-    import socket
-
-    with socket.socket() as one:
-        request = ctypes.create_string_buffer(struct.pack("16sH22x", b"lo", 0), 40)
-        call("ioctl", one.fileno(), _SIOCGIFFLAGS, request)
-        flags = struct.unpack_from("16sH", request.raw)[1] | _UP
-        call(
-            "ioctl", one.fileno(), _SIOCSIFFLAGS, ctypes.create_string_buffer(struct.pack("16sH22x", b"lo", flags), 40)
-        )
+    one = call("socket", _AF_INET, _SOCK_DGRAM, 0)
+    request = ctypes.create_string_buffer(struct.pack("16sH22x", b"lo", 0), 40)
+    call("ioctl", one, _SIOCGIFFLAGS, request)
+    flags = struct.unpack_from("16sH", request.raw)[1] | _UP
+    call("ioctl", one, _SIOCSIFFLAGS, ctypes.create_string_buffer(struct.pack("16sH22x", b"lo", flags), 40))
+    os.close(one)
 
 
 def hide_memory(*, hide: bool = True) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from headrace.envs.sandbox.file_stream import read_entries, unpack
 from headrace.envs.sandbox.inside import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 OLD = "/.old"
 HOLD = "/.hold"
