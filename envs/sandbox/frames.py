@@ -7,7 +7,6 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
 REQUEST = struct.Struct(">IQ")
@@ -20,7 +19,7 @@ ENDED = struct.Struct(">i???")
 """Of a command: return code, whether its time was over, whether stdout and stderr were cut."""
 
 
-def encode_request(said: Mapping[str, Any], data: bytes = b"") -> bytes:
+def encode_request(said: dict[str, Any], data: bytes = b"") -> bytes:
     """Return a request as bytes."""
     text = marshal.dumps(said)
     return REQUEST.pack(len(text), len(data)) + text + data

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from headrace.envs.sandbox.contract import Box, BoxFailed, TransferRefused, Result
+from headrace.envs.sandbox.contract import Box, BoxFailed, Result, TransferRefused
 from headrace.envs.sandbox.kinds import OWN, make_box
 from headrace.envs.sandbox.limits import Limits
 from headrace.infra.errors import UsageError
@@ -87,4 +87,8 @@ async def _read_logs(box: Box, copy: Path) -> dict[str, bytes]:
         await box.download(LOGS, copy)
     except TransferRefused:
         return {}
-    return {str(path.relative_to(copy)): path.read_bytes() for path in sorted(copy.rglob("*")) if path.is_file()}
+    return _read_files(copy)
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -70,7 +70,7 @@ def find_parent() -> tuple[Path, str] | None:
 
 def _read_own_groups() -> dict[str, str]:
     """Return the name of each controller of version 1, and the empty name for version 2, to this process's cgroup."""
-    found = {}
+    found: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
-from headrace.envs.sandbox.contract import BoxFailed, TransferRefused, Result
+from headrace.envs.sandbox.contract import BoxFailed, Result, TransferRefused
 from headrace.envs.sandbox.file_stream import BadStream, TooLarge, pack, read_entries, unpack
 from headrace.envs.sandbox.frames import END, ENDED, FRAME, LARGEST_FRAME, STDERR, STDOUT, encode_request
 from headrace.envs.sandbox.inside.tree import HOME, SYSTEM
@@ -86,7 +86,7 @@ class NamespaceBox:
     async def start(self) -> None:
         """Make the box. Raises BoxFailed, and UsageError for `read_only` that is not there or too large."""
         users = choose_users()
-        packed = {path: _pack_outside(source, self._limits) for path, source in self._read_only.items()}
+        packed = {path: await self._pack(source) for path, source in self._read_only.items()}
         self._group = make_memory_group(self._limits)
         plan = {
             "disk_bytes": self._limits.disk_mb * MIB,
@@ -101,11 +101,9 @@ class NamespaceBox:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    [*_join_group(self._group), *build_command(self._backend)],
-                    stdin=theirs, stdout=subprocess.DEVNULL, stderr=self._errors,
-                    env={}, cwd="/", start_new_session=True,
-                )  # fmt: skip
+                self._process = _start_process(
+                    [*_join_group(self._group), *build_command(self._backend)], theirs, self._errors
+                )
             self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=4 * LARGEST_FRAME)
             async with asyncio.timeout(START_S):
                 answer = await self._ask(plan, b"".join(packed.values()))
@@ -158,7 +156,7 @@ class NamespaceBox:
 
         Raises TransferRefused or BoxFailed, and UsageError for the source.
         """
-        stream = _pack_outside(source, self._limits)
+        stream = await self._pack(source)
         request = {"own": "unpack", "path": check_path(target), "cwd": "/"}
         _, stderr, end = await self._command(request, stream, FILES_S, (0, HEADER_BYTES))
         if end["return_code"]:
@@ -169,18 +167,17 @@ class NamespaceBox:
 
         Raises TransferRefused or BoxFailed, and UsageError for the target.
         """
-        if os.path.lexists(target):
-            raise UsageError(f"{target} is there already: download to a new path")
+        _check_is_new(target)
         stream = await self._take_out(source)
         try:
-            return unpack(read_entries(stream, self._limits.most_files), str(target))
+            return await asyncio.to_thread(unpack, read_entries(stream, self._limits.most_files), str(target))
         except OSError as error:
             if error.errno in FAULTS_OF_MACHINE:
                 raise BoxFailed(f"cannot write {source} of a box to {target}: {error}") from error
             raise TransferRefused(f"cannot take {source} out of a box: {error}") from error
 
     async def _take_out(self, source: str) -> bytes:
-        """Return a file or folder of the box as a stream that was looked through. Raises TransferRefused or BoxFailed."""
+        """Return a file or folder of the box as a checked stream. Raises TransferRefused or BoxFailed."""
         most = self._limits.disk_mb * MIB + self._limits.most_files * HEADER_BYTES // 16
         request = {"own": "pack", "path": check_path(source), "cwd": "/"}
         stdout, stderr, end = await self._command(request, b"", FILES_S, (most, HEADER_BYTES))
@@ -212,7 +209,8 @@ class NamespaceBox:
             self._group = None
         self._errors.close()
 
-    # ------------------------------------------------------------------------------------------- what is said to it
+    async def _pack(self, source: Path) -> bytes:
+        return await asyncio.to_thread(_pack_outside, source, self._limits)
 
     async def _command(
         self, request: dict[str, Any], data: bytes, timeout_s: float, most: tuple[int, int]
@@ -289,6 +287,24 @@ def _make_environment() -> dict[str, str]:
 def _join_group(group: MemoryGroup | None) -> list[str]:
     """Return the words that start a command in a cgroup."""
     return [] if group is None else ["/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group.members)]
+
+
+def _start_process(command: list[str], control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the first process of a box in a process group of its own, without a variable of this process."""
+    return subprocess.Popen(
+        command,
+        stdin=control.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _check_is_new(target: Path) -> None:
+    if os.path.lexists(target):
+        raise UsageError(f"{target} is there already: download to a new path")
 
 
 def _list_process_limits(limits: Limits) -> dict[str, int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from in_box import SNIPPETS
 
-from headrace.envs.sandbox.contract import TransferRefused, Result
+from headrace.envs.sandbox.contract import Result, TransferRefused
 from headrace.envs.sandbox.grading import grade_in_fresh_box
 from headrace.envs.sandbox.kinds import make_box
 from headrace.envs.sandbox.limits import Limits

@@ -85,10 +85,13 @@ class Command:
             ended = self._reap()
             if child in ended:
                 for descriptor in open_ends:
-                    for _ in range(REST_READS):
-                        if not self._pass_on(descriptor, outputs, left):
-                            break
+                    self._pass_rest(descriptor, outputs, left)
                 return ended[child], timed_out
+
+    def _pass_rest(self, descriptor: int, outputs: dict[int, int], left: dict[int, int]) -> None:
+        for _ in range(REST_READS):
+            if not self._pass_on(descriptor, outputs, left):
+                return
 
     def _pass_on(self, descriptor: int, outputs: dict[int, int], left: dict[int, int]) -> bool:
         """Read once, and pass on what may still be kept; return whether there may be more."""
@@ -126,8 +129,8 @@ def _become_command(request: dict[str, Any], stdin: int, outputs: tuple[int, int
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in RESTORED:
-            signal.signal(number, signal.SIG_DFL)
+        for restored in RESTORED:
+            signal.signal(restored, signal.SIG_DFL)
         for number, descriptor in enumerate((stdin, *outputs)):
             os.dup2(descriptor, number)
         os.closerange(3, MOST_DESCRIPTORS)
@@ -146,7 +149,7 @@ def _become_command(request: dict[str, Any], stdin: int, outputs: tuple[int, int
                 "-c",
                 request["shell"],
             ]
-            os.execvpe(argv[0], argv, request["env"])
+            os.execvpe(argv[0], argv, request["env"])  # noqa: S606 - it runs in a box
     except FileNotFoundError as error:
         code = NOT_FOUND
         _complain(error)

@@ -92,7 +92,7 @@ def _wait_for_request(wakes: int, reap: Callable[[], object]) -> None:
 
 
 def _reap_ended() -> dict[int, int]:
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             process, status = os.waitpid(-1, os.WNOHANG)

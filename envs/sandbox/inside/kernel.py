@@ -23,7 +23,7 @@ _CAPABILITIES_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def call(name: str, *arguments: int | bytes | None | ctypes.Array[ctypes.c_char]) -> int:
+def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
     """Call a function of the C library. Raises OSError, with the function's name."""
     given = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = int(getattr(_libc, name)(*given))

@@ -19,7 +19,7 @@ DEVICE_LINKS = {
     "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx",
 }  # fmt: skip
 HOME = "/home/user"
-WRITABLE = {HOME: 0o755, "/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777}  # noqa: S108 - of the box
+WRITABLE = {HOME: 0o755, "/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777}
 ETC = {
     "passwd": f"root:x:0:0::/:/bin/false\nuser:x:1000:1000::{HOME}:/bin/sh\n",
     "group": "root:x:0:\nuser:x:1000:\n",
@@ -42,8 +42,8 @@ def build_tree(plan: dict[str, Any], read_only: memoryview) -> tuple[int, int]:
     `read_only`: folders of the box with the length of their part of the stream.
     """
     kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", "/tmp", "tmpfs", NO_RIGHTS, "size=8m,nr_inodes=4096,mode=755")  # noqa: S108
-    os.chdir("/tmp")  # noqa: S108
+    kernel.mount("tmpfs", "/tmp", "tmpfs", NO_RIGHTS, "size=8m,nr_inodes=4096,mode=755")
+    os.chdir("/tmp")
     os.mkdir(OLD[1:])
     kernel.call_kernel("pivot_root", b".", OLD[1:].encode())
     os.chdir("/")
