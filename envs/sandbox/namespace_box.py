@@ -64,7 +64,7 @@ class NamespaceBox:
         self._env = {**_make_environment(), **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._group: MemoryGroup | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._errors: IO[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._turn = asyncio.Lock()
@@ -98,12 +98,12 @@ class NamespaceBox:
             "uid": users[1] if users else None,
             "is_memory_counted": self._group is not None,
         }
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = _start_process(
-                    [*_join_group(self._group), *build_command(self._backend)], theirs, self._errors
-                )
+                command = [*_join_group(self._group), *build_command(self._backend)]
+                self._process = _start_process(command, theirs, self._errors)
             self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=4 * LARGEST_FRAME)
             async with asyncio.timeout(START_S):
                 answer = await self._ask(plan, b"".join(packed.values()))
@@ -207,7 +207,9 @@ class NamespaceBox:
         if self._group is not None:
             self._group.remove()
             self._group = None
-        self._errors.close()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
 
     async def _pack(self, source: Path) -> bytes:
         return await asyncio.to_thread(_pack_outside, source, self._limits)
@@ -255,10 +257,15 @@ class NamespaceBox:
             if len(output) > most:
                 raise BadStream("more output than was asked for")
 
+    def _read_errors(self) -> list[str]:
+        if self._errors is None:
+            return []
+        self._errors.seek(0)
+        return self._errors.read(HEADER_BYTES).decode(errors="replace").strip().splitlines()
+
     async def _give_up(self, what: str, error: BaseException) -> None:
         """Stop the box. Raises BoxFailed in place of an error that says that it is broken."""
-        self._errors.seek(0)
-        lines = self._errors.read(HEADER_BYTES).decode(errors="replace").strip().splitlines()
+        lines = self._read_errors()
         await asyncio.shield(self.stop())
         if isinstance(error, OSError | EOFError | ValueError | KeyError | TypeError | TimeoutError):
             why = lines[-1] if lines else f"{type(error).__name__}: {error}"
@@ -291,14 +298,9 @@ def _join_group(group: MemoryGroup | None) -> list[str]:
 
 def _start_process(command: list[str], control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the first process of a box in a process group of its own, without a variable of this process."""
+    nowhere = subprocess.DEVNULL
     return subprocess.Popen(
-        command,
-        stdin=control.fileno(),
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        env={},
-        cwd="/",
-        start_new_session=True,
+        command, stdin=control.fileno(), stdout=nowhere, stderr=errors, env={}, cwd="/", start_new_session=True
     )
 
 

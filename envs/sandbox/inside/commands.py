@@ -79,21 +79,21 @@ class Command:
             for descriptor, _ in poll.poll(max(rest_s, 0) * 1000 + 1 if not timed_out else 1000):
                 if descriptor == self._control:
                     raise OwnerGone
-                if descriptor in open_ends and not self._pass_on(descriptor, outputs, left):
+                if descriptor in open_ends and not self._take_some(descriptor, outputs, left):
                     poll.unregister(descriptor)
                     open_ends.discard(descriptor)
             ended = self._reap()
             if child in ended:
                 for descriptor in open_ends:
-                    self._pass_rest(descriptor, outputs, left)
+                    self._take_rest(descriptor, outputs, left)
                 return ended[child], timed_out
 
-    def _pass_rest(self, descriptor: int, outputs: dict[int, int], left: dict[int, int]) -> None:
+    def _take_rest(self, descriptor: int, outputs: dict[int, int], left: dict[int, int]) -> None:
         for _ in range(REST_READS):
-            if not self._pass_on(descriptor, outputs, left):
+            if not self._take_some(descriptor, outputs, left):
                 return
 
-    def _pass_on(self, descriptor: int, outputs: dict[int, int], left: dict[int, int]) -> bool:
+    def _take_some(self, descriptor: int, outputs: dict[int, int], left: dict[int, int]) -> bool:
         """Read once, and pass on what may still be kept; return whether there may be more."""
         try:
             data = os.read(descriptor, LARGEST_FRAME)
