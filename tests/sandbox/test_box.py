@@ -124,6 +124,22 @@ def test_files_that_come_with_a_box_cannot_be_changed(backend: str, tmp_path: Pa
     play(backend, act, read_only={"/tests": tmp_path})
 
 
+def test_a_python_that_is_installed_below_a_writable_folder_is_seen(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "program").write_text("echo ran")
+    monkeypatch.setattr(namespace_box, "find_programs", lambda: [str(tmp_path)])
+
+    async def act(box: NamespaceBox) -> None:
+        done = await box.exec(
+            f"sh {tmp_path}/program; echo x 2>/dev/null > {tmp_path}/program || sh {tmp_path}/program"
+        )
+        assert done.stdout == "ran\nran\n"
+
+    play(backend, act)
+
+
 def test_commands_of_one_box_wait_for_one_another(backend: str) -> None:
     async def act(box: NamespaceBox) -> None:
         commands = [box.exec(f"echo {number} >> order; sleep 0.02; cat order") for number in range(5)]

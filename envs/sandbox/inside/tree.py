@@ -47,11 +47,14 @@ def build_tree(plan: dict[str, Any], read_only: memoryview) -> tuple[int, int]:
     os.mkdir(OLD[1:])
     kernel.call_kernel("pivot_root", b".", OLD[1:].encode())
     os.chdir("/")
-    _show_system(plan["programs"])
+    _show_system()
     _make_etc()
     _make_devices()
     hidden = _make_proc()
     _make_writable(plan)
+    for path in plan["programs"]:  # they may be below what is writable
+        if not os.path.isdir(path):
+            _show(path)
     _put_read_only(plan, read_only)
     kernel.call("umount2", OLD.encode(), kernel.MNT_DETACH)
     os.rmdir(OLD)
@@ -60,15 +63,12 @@ def build_tree(plan: dict[str, Any], read_only: memoryview) -> tuple[int, int]:
     return hidden
 
 
-def _show_system(programs: list[str]) -> None:
+def _show_system() -> None:
     for name in SYSTEM:
         if os.path.islink(f"{OLD}/{name}"):
             os.symlink(os.readlink(f"{OLD}/{name}"), f"/{name}")
         elif os.path.isdir(f"{OLD}/{name}"):
             _show(f"/{name}")
-    for path in programs:
-        if not os.path.isdir(path):
-            _show(path)
 
 
 def _show(path: str) -> None:
