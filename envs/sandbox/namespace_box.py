@@ -85,31 +85,13 @@ class NamespaceBox:
 
     async def start(self) -> None:
         """Make the box. Raises BoxFailed, and UsageError for `read_only` that is not there or too large."""
-        users = choose_users()
         packed = {path: await self._pack(source) for path, source in self._read_only.items()}
-        self._group = make_memory_group(self._limits)
-        plan = {
-            "disk_bytes": self._limits.disk_mb * MIB,
-            "files": self._limits.most_files,
-            "programs": find_programs(),
-            "folders": self._folders,
-            "read_only": [(path, len(content)) for path, content in packed.items()],
-            "init_uid": users[0] if users else None,
-            "uid": users[1] if users else None,
-            "is_memory_counted": self._group is not None,
-        }
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
-        ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                command = [*_join_group(self._group), *build_command(self._backend)]
-                self._process = _start_process(command, theirs, self._errors)
+            ours = self._start_first_process()
             self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=4 * LARGEST_FRAME)
             async with asyncio.timeout(START_S):
-                answer = await self._ask(plan, b"".join(packed.values()))
+                answer = await self._ask(self._make_plan(packed), b"".join(packed.values()))
         except BaseException as error:
-            if self._writer is None:
-                ours.close()
             await self._give_up(f"cannot start with {self._backend}", error)
             raise
         if answer:
@@ -134,6 +116,8 @@ class NamespaceBox:
             raise UsageError(
                 f"timeout_s must be above 0 and at most the limit wall_s, {self._limits.wall_s}; got {timeout_s}"
             )
+        if not command or not (isinstance(command, str) or all(isinstance(word, str) for word in command)):
+            raise UsageError(f"a command must be a string, or a list of strings; got {command!r}")
         begin = time.monotonic()
         kept = self._limits.output_kb * 1024
         request = {
@@ -142,7 +126,7 @@ class NamespaceBox:
             "env": {**self._env, **(env or {})},
             "cwd": cwd or HOME,
         }
-        stdin = stdin.encode() if isinstance(stdin, str) else stdin
+        stdin = stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
         stdout, stderr, end = await self._command(request, stdin, timeout_s, (kept, kept))
         return Result(
             bytes(stdout).decode(errors="replace"),
@@ -210,6 +194,35 @@ class NamespaceBox:
         if self._errors is not None:
             self._errors.close()
             self._errors = None
+
+    def _start_first_process(self) -> socket.socket:
+        """Start it, and return the socket to it. Raises OSError."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._group = make_memory_group(self._limits)
+        ours, theirs = socket.socketpair()
+        try:
+            command = [*_join_group(self._group), *build_command(self._backend)]
+            self._process = _start_process(command, theirs, self._errors)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def _make_plan(self, packed: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return what the first process needs to know to build the box."""
+        users = choose_users()
+        return {
+            "disk_bytes": self._limits.disk_mb * MIB,
+            "files": self._limits.most_files,
+            "programs": find_programs(),
+            "folders": self._folders,
+            "read_only": [(path, len(content)) for path, content in packed.items()],
+            "init_uid": users[0] if users else None,
+            "uid": users[1] if users else None,
+            "is_memory_counted": self._group is not None,
+        }
 
     async def _pack(self, source: Path) -> bytes:
         return await asyncio.to_thread(_pack_outside, source, self._limits)

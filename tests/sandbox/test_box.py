@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from users import skip_without
+from users import ROOT, skip_without
 
 from headrace.envs.sandbox import namespace_box
 from headrace.envs.sandbox.contract import BoxFailed, TransferRefused
@@ -225,3 +228,36 @@ def test_this_machine_says_what_boxes_it_has() -> None:
     assert asyncio.run(run()) == "in a loop\n"
     assert check_boxes() in PROGRAMS
     assert describe_boxes().startswith(check_boxes())
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    skip_without("unshare")
+    [code, *_] = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "sandbox.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    (tmp_path / "numbers.txt").write_text("40\n2\n")
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr) == ("42\n 0\n", "")
+    assert (tmp_path / "sum.txt").read_text() == "42\n"
+
+
+def test_a_command_that_is_none_and_a_machine_that_has_no_descriptors_are_told_apart(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(box: NamespaceBox) -> None:
+        for command in ("", [], ["a", 1]):
+            with pytest.raises(UsageError, match="must be a string, or a list of strings"):
+                await box.exec(command)
+        assert (await box.exec("echo \0")).return_code == 126
+        assert (await box.exec("true")).return_code == 0
+
+    play(backend, act)
+
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(namespace_box.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(BoxFailed, match=r"cannot start with .*Too many open files"):
+        play(backend, act)
