@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import signal
-import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from headrace.envs.sandbox.contract import BoxFailed, Result, TransferRefused
 from headrace.envs.sandbox.file_stream import BadStream, TooLarge, pack, read_entries, unpack
-from headrace.envs.sandbox.frames import END, ENDED, FRAME, LARGEST_FRAME, STDERR, STDOUT, encode_request
+from headrace.envs.sandbox.first_process import FirstProcess
+from headrace.envs.sandbox.frames import ENDED, STDERR, STDOUT
 from headrace.envs.sandbox.inside.tree import HOME, SYSTEM
 from headrace.envs.sandbox.limits import MIB, Limits
-from headrace.envs.sandbox.memory_group import MemoryGroup, make_memory_group
-from headrace.envs.sandbox.namespaces import build_command, choose_users, find_programs, find_python
+from headrace.envs.sandbox.namespaces import choose_users, find_programs, find_python
 from headrace.infra.errors import UsageError
 
-START_S, STOP_S, GRACE_S = 20.0, 5.0, 10.0
-"""Seconds for a box to start, to end by itself, and to answer after a command's time is over."""
+START_S, GRACE_S = 20.0, 10.0
+"""Seconds for a box to start, and to answer after a command's time is over."""
 FILES_S = 60.0
 FAULTS_OF_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 """Errors of this machine's folder; others come from the names in a download."""
@@ -62,11 +57,7 @@ class NamespaceBox:
         for path in (*self._folders, *self._read_only):
             check_new_folder(path)
         self._env = {**_make_environment(), **(env or {})}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._group: MemoryGroup | None = None
-        self._errors: IO[bytes] | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._first: FirstProcess | None = None
         self._turn = asyncio.Lock()
 
     @property
@@ -87,10 +78,9 @@ class NamespaceBox:
         """Make the box. Raises BoxFailed, and UsageError for `read_only` that is not there or too large."""
         packed = {path: await self._pack(source) for path, source in self._read_only.items()}
         try:
-            ours = self._start_first_process()
-            self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=4 * LARGEST_FRAME)
+            first = self._first = FirstProcess(self._backend, self._limits)
             async with asyncio.timeout(START_S):
-                answer = await self._ask(self._make_plan(packed), b"".join(packed.values()))
+                answer = await first.ask(self._make_plan(packed, first), b"".join(packed.values()))
         except BaseException as error:
             await self._give_up(f"cannot start with {self._backend}", error)
             raise
@@ -177,40 +167,11 @@ class NamespaceBox:
 
     async def stop(self) -> None:
         """End all processes of the box, and delete its files. Does nothing the second time."""
-        process, self._process = self._process, None
-        if self._writer is not None:
-            self._writer.transport.abort()
-        self._reader = self._writer = None
-        if process is not None:
-            ended = asyncio.ensure_future(asyncio.to_thread(process.wait))
-            await asyncio.wait({ended}, timeout=STOP_S)
-            if not ended.done():
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            await ended
-        if self._group is not None:
-            self._group.remove()
-            self._group = None
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
+        first, self._first = self._first, None
+        if first is not None:
+            await first.stop()
 
-    def _start_first_process(self) -> socket.socket:
-        """Start it, and return the socket to it. Raises OSError."""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
-        self._group = make_memory_group(self._limits)
-        ours, theirs = socket.socketpair()
-        try:
-            command = [*_join_group(self._group), *build_command(self._backend)]
-            self._process = _start_process(command, theirs, self._errors)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return ours
-
-    def _make_plan(self, packed: Mapping[str, bytes]) -> dict[str, Any]:
+    def _make_plan(self, packed: Mapping[str, bytes], first: FirstProcess) -> dict[str, Any]:
         """Return what the first process needs to know to build the box."""
         users = choose_users()
         return {
@@ -221,7 +182,7 @@ class NamespaceBox:
             "read_only": [(path, len(content)) for path, content in packed.items()],
             "init_uid": users[0] if users else None,
             "uid": users[1] if users else None,
-            "is_memory_counted": self._group is not None,
+            "is_memory_counted": first.is_memory_counted,
         }
 
     async def _pack(self, source: Path) -> bytes:
@@ -240,45 +201,19 @@ class NamespaceBox:
         }
         stdout, stderr = bytearray(), bytearray()
         async with self._turn:
-            if self._process is None:
+            if self._first is None:
                 raise BoxFailed("the box does not run: it was not started, or it has ended")
             try:
                 async with asyncio.timeout(timeout_s + GRACE_S):
-                    end = await self._ask(said, data, {STDOUT: (stdout, most[0]), STDERR: (stderr, most[1])})
+                    end = await self._first.ask(said, data, {STDOUT: (stdout, most[0]), STDERR: (stderr, most[1])})
                     return stdout, stderr, _read_end(end)
             except BaseException as error:
                 await self._give_up("ended by itself", error)
                 raise
 
-    async def _ask(
-        self, said: dict[str, Any], data: bytes = b"", outputs: Mapping[int, tuple[bytearray, int]] | None = None
-    ) -> bytes:
-        """Send a request and return what stands at its end; what comes before is added to the outputs."""
-        assert self._reader is not None  # noqa: S101 - set by `start`
-        assert self._writer is not None  # noqa: S101
-        self._writer.write(encode_request(said, data))
-        await self._writer.drain()
-        while True:
-            kind, length = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-            if length > LARGEST_FRAME:
-                raise BadStream(f"a frame of {length} bytes")
-            content = await self._reader.readexactly(length)
-            if kind == END:
-                return content
-            output, most = (outputs or {})[kind]
-            output += content
-            if len(output) > most:
-                raise BadStream("more output than was asked for")
-
-    def _read_errors(self) -> list[str]:
-        if self._errors is None:
-            return []
-        self._errors.seek(0)
-        return self._errors.read(HEADER_BYTES).decode(errors="replace").strip().splitlines()
-
     async def _give_up(self, what: str, error: BaseException) -> None:
         """Stop the box. Raises BoxFailed in place of an error that says that it is broken."""
-        lines = self._read_errors()
+        lines = self._first.read_errors() if self._first else []
         await asyncio.shield(self.stop())
         if isinstance(error, OSError | EOFError | ValueError | KeyError | TypeError | TimeoutError):
             why = lines[-1] if lines else f"{type(error).__name__}: {error}"
@@ -302,19 +237,6 @@ def check_new_folder(path: str) -> None:
 def _make_environment() -> dict[str, str]:
     path = dict.fromkeys([str(Path(find_python()).parent), "/usr/local/bin", "/usr/bin", "/bin"])
     return {"PATH": ":".join(path), "HOME": HOME, "USER": "user", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
-
-
-def _join_group(group: MemoryGroup | None) -> list[str]:
-    """Return the words that start a command in a cgroup."""
-    return [] if group is None else ["/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group.members)]
-
-
-def _start_process(command: list[str], control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the first process of a box in a process group of its own, without a variable of this process."""
-    nowhere = subprocess.DEVNULL
-    return subprocess.Popen(
-        command, stdin=control.fileno(), stdout=nowhere, stderr=errors, env={}, cwd="/", start_new_session=True
-    )
 
 
 def _check_is_new(target: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from users import ROOT, skip_without
 
-from headrace.envs.sandbox import namespace_box
+from headrace.envs.sandbox import first_process, namespace_box
 from headrace.envs.sandbox.contract import BoxFailed, TransferRefused
 from headrace.envs.sandbox.grading import grade_in_fresh_box
 from headrace.envs.sandbox.kinds import check_boxes, describe_boxes, make_box
@@ -153,8 +152,8 @@ def test_commands_of_one_box_wait_for_one_another(backend: str) -> None:
 
 def test_a_box_that_is_killed_from_outside_or_was_stopped_is_a_failure_and_no_result(backend: str) -> None:
     async def kill(box: NamespaceBox) -> None:
-        assert box._process is not None
-        asyncio.get_running_loop().call_later(0.2, os.killpg, box._process.pid, signal.SIGKILL)
+        assert box._first is not None
+        asyncio.get_running_loop().call_later(0.2, box._first.kill)
         with pytest.raises(BoxFailed, match="ended by itself"):
             await box.exec("sleep 60")
         with pytest.raises(BoxFailed, match="does not run"):
@@ -179,7 +178,7 @@ def test_a_box_that_cannot_start_says_why(backend: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(namespace_box, "find_programs", lambda: ["/no/such/folder"])
     with pytest.raises(BoxFailed, match=r"cannot start with .*No such file"):
         asyncio.run(start())
-    monkeypatch.setattr(namespace_box, "build_command", lambda _: ["sh", "-c", "echo no namespaces here >&2"])
+    monkeypatch.setattr(first_process, "build_command", lambda _: ["sh", "-c", "echo no namespaces here >&2"])
     with pytest.raises(BoxFailed, match="no namespaces here"):
         asyncio.run(start())
 
@@ -258,6 +257,6 @@ def test_a_command_that_is_none_and_a_machine_that_has_no_descriptors_are_told_a
     def refuse() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(namespace_box.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(first_process.tempfile, "TemporaryFile", refuse)
     with pytest.raises(BoxFailed, match=r"cannot start with .*Too many open files"):
         play(backend, act)
