@@ -230,7 +230,7 @@ async def next_box_is_clean(world: World) -> list[str]:
     async with world.box() as box:
         await box.exec("echo x > ~/x; echo x > /tmp/x; echo x > /var/tmp/x; echo x > /dev/shm/x; sleep 500 &")
     async with world.box() as box:
-        result = await box.exec("ls -A ~ /tmp /var/tmp /dev/shm | grep -v -e : -e '^$'; ps -e --no-headers | wc -l")
+        result = await box.exec("find ~ /tmp /var/tmp /dev/shm -xdev -name x; ps -e --no-headers | wc -l")
     return [] if result.stdout.split() == ["3"] else [f"ESCAPED: {result.stdout}"]
 
 
