@@ -81,11 +81,11 @@ def test_a_stream_gives_back_what_was_packed_and_no_link(tmp_path: Path) -> None
             list(pack(str(source), most_bytes, most_files))
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a//b", ".", "a/.", "x\0", "y" * 5000])
-@pytest.mark.parametrize("kind", [FILE, FOLDER, LEFT_OUT])
-def test_a_name_that_leads_elsewhere_is_refused(kind: int, name: str) -> None:
-    with pytest.raises(BadStream):
-        list(read_entries(encode_entry((kind, name, b"")), 10))
+def test_a_name_that_leads_elsewhere_is_refused() -> None:
+    for kind in (FILE, FOLDER, LEFT_OUT):
+        for name in ("../x", "/x", "a/../../x", "a//b", ".", "a/.", "x\0", "y" * 5000):
+            with pytest.raises(BadStream):
+                list(read_entries(encode_entry((kind, name, b"")), 10))
 
 
 def test_a_stream_that_was_cut_or_has_too_many_files_is_refused() -> None:
