@@ -20,6 +20,8 @@ DEVICE_LINKS = {
 }  # fmt: skip
 HOME = "/home/user"
 WRITABLE = {HOME: 0o755, "/tmp": 0o1777, "/var/tmp": 0o1777, "/dev/shm": 0o1777}
+HIDDEN = ("/proc/keys", "/proc/key-users", "/proc/timer_list")
+"""What tells of the owner's keys, and of processes outside."""
 ETC = {
     "passwd": f"root:x:0:0::/:/bin/false\nuser:x:1000:1000::{HOME}:/bin/sh\n",
     "group": "root:x:0:\nuser:x:1000:\n",
@@ -121,6 +123,9 @@ def _make_proc() -> tuple[int, int]:
     found = os.open("/proc/1", os.O_RDONLY), os.open("/proc/sys/user", os.O_RDONLY)
     kernel.mount("tmpfs", "/proc/1", "tmpfs", NO_RIGHTS, "size=4k,nr_inodes=2,mode=555")
     kernel.set_attributes("/proc/1", READ_ONLY, recursive=False)
+    for path in HIDDEN:
+        if os.path.exists(path):
+            kernel.mount(f"{OLD}/dev/null", path, "", kernel.MS_BIND)
     kernel.mount("/proc/sys", "/proc/sys", "", kernel.MS_BIND)
     kernel.set_attributes("/proc/sys", READ_ONLY, recursive=False)
     return found
