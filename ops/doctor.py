@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from headrace.envs.sandbox.contract import BoxUnavailable
+from headrace.envs.sandbox.kinds import describe_boxes
 from headrace.infra.embedded.data_folder import HOME
 from headrace.infra.embedded.jars import jar_path, read_lock
 from headrace.infra.embedded.loopback_ports import HOST
@@ -43,6 +45,7 @@ def examine() -> Iterator[Finding]:
     checks: tuple[Callable[[], Finding], ...] = (
         _check_python, _check_packages, _check_java, _check_kafka_jars, _check_object_store, _check_ports,
         _check_memory, _check_disk, _check_data_folder, _check_file_locks, _check_cache_folder, _check_temporary_folder,
+        _check_boxes,
     )  # fmt: skip
     for check in checks:
         try:
@@ -168,6 +171,13 @@ def _check_cache_folder() -> Finding:
 
 def _check_temporary_folder() -> Finding:
     return Finding("temporary folder", ok=True, detail=str(temporary_folder()))
+
+
+def _check_boxes() -> Finding:
+    try:
+        return Finding("sandbox", ok=True, detail=describe_boxes())
+    except BoxUnavailable as error:
+        return Finding("sandbox", ok=True, detail=f"{error}. Only recipes that run code need them", is_note=True)
 
 
 def _check_writable(what: str, folder: Path, remedy: str) -> Finding:

@@ -37,6 +37,7 @@ SUBJECTS = {
     "audit": "every tampering with a run, and the audit's own checks of each",
     "builds": "runs that another build began or goes on with",
     "training": "trainers, shadows, replays and retraining on real servers",
+    "sandbox": "attacks on boxes, as root and as an unprivileged user",
     "packages": "wheel and sdist, own projects and plug-ins, benchmarks at their smallest",
     "containers": "Kafka and MinIO in containers, with faults on the way; needs Docker",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",

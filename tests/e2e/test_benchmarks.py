@@ -21,6 +21,7 @@ SMALLEST = {
     "feeder": ["--open", "600", "--turns", "2"],
     "learning": ["--only", "grpo, ppo", "--seeds", "1", "--versions", "1", "--staleness", "0"],
     "resume": ["--groups", "2000"],
+    "sandbox": ["--rounds", "1"],
     "small_models": ["--sizes", "1M", "--batches", "2", "--new-tokens", "4", "--rounds", "1"],
     "start": ["--rounds", "0"],
     "trainer": ["--hidden", "16", "--layers", "1", "--tokens", "8", "--rounds", "1"],

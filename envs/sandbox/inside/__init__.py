@@ -1,0 +1,1 @@
+"""What runs inside a box, as its first process: it imports nothing but light modules of the standard library."""

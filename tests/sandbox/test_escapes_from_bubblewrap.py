@@ -1,0 +1,7 @@
+"""Nothing in a box by bubblewrap gets out of it."""
+
+from __future__ import annotations
+
+from escapes import make_test
+
+test_no_attack_gets_out_of_a_box = make_test("bubblewrap")
