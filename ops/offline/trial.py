@@ -6,6 +6,7 @@ trainer's advantages and learner. Only Kafka and the store between them are left
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.envs.tools.solutions import SolutionPlayed, Solves, play_solution, read_limits
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
@@ -35,6 +37,10 @@ from headrace.schemas.episode_errors import MALFORMED
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 from headrace.schemas.topics import variant_of
+
+SOLUTIONS = 16
+"""Worked solutions that a trial plays."""
+TOOLS = "tools"
 
 
 class OwnCodeFailed(HeadraceError):
@@ -74,6 +80,8 @@ class Tried:
     episodes: int
     failures: tuple[EpisodeFailed, ...]
     policies: dict[str, PolicyTried]
+    solutions: tuple[SolutionPlayed, ...] = ()
+    """Worked solutions of environments with tools."""
     shadows: tuple[str, ...] = ()
     """Shadows of the recipe; a trial does not try them."""
     doubts: tuple[str, ...] = ()
@@ -81,8 +89,10 @@ class Tried:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no episode and no data algorithm failed, and no group was malformed."""
+        """Whether no episode, solution and data algorithm failed, and no group was malformed."""
         groups = [group for policy in self.policies.values() for group in policy.groups]
+        if any(solution.fault for solution in self.solutions):
+            return False
         return not (self.failures or any(one.verdict == "dead" or one.reason == MALFORMED for one in groups))
 
 
@@ -103,6 +113,7 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = parse_answers(policies, request.answers)
+        solutions = tuple(one for workflow in workflows for one in _play_solutions(recipe, workflow))
         asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
         starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
@@ -114,7 +125,7 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     episodes = sum(task.n_asked for task, _ in asked)
     shadows = tuple(one for one in recipe.policy_variants if variant_of(one))
     seconds = round(time.monotonic() - began, 1)
-    return Tried(recipe.name, seconds, episodes, failures, tried, shadows, tuple(list_doubts(faults)))
+    return Tried(recipe.name, seconds, episodes, failures, tried, solutions, shadows, tuple(list_doubts(faults)))
 
 
 @contextmanager
@@ -143,6 +154,19 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
     for number in range(count):
         bare = build_common_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
+
+
+def _play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
+    """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
+    wanted = recipe.workflows[workflow]
+    if wanted.workflow.use != TOOLS or not isinstance(
+        environment := build_workflow_spec(recipe, workflow).environment, Solves
+    ):
+        return
+    size = environment.size("train")
+    for index in range(SOLUTIONS if size is None else min(size, SOLUTIONS)):
+        problem = environment.problem("train", index)
+        yield asyncio.run(play_solution(environment, problem, read_limits(wanted.workflow.settings)))
 
 
 def _make_start(recipe: Recipe, policy: str) -> Start:

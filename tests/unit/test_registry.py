@@ -60,7 +60,7 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
 def test_every_shipped_workflow_is_in_a_shipped_recipe() -> None:
     recipes = (load_recipe(name) for name in list_shipped_recipes())
 
-    assert {workflow.workflow for recipe in recipes for workflow in recipe.workflows.values()} == set(WORKFLOWS)
+    assert {workflow.workflow.use for recipe in recipes for workflow in recipe.workflows.values()} == set(WORKFLOWS)
 
 
 def test_worked_examples_of_the_judged_sums_are_of_both_roles_with_a_right_answer_and_a_wrong_one() -> None:
