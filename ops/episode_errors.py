@@ -62,7 +62,8 @@ class ErrorSeen:
         if self.asked > 1:
             episodes = f"{self.count:,} of {self.asked:,} episodes"
         if self.reason == TOOL_ERROR:
-            return f"a tool failed in {episodes}, where the policy read its error: {describe_error(self.first)}; {one} task {task}"
+            said = describe_error(self.first)
+            return f"a tool failed in {episodes}, where the policy read its error: {said}; {one} task {task}"
         return f"{episodes} failed: {describe_error(self.first)}; {one} task {task}"
 
     @property

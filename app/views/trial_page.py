@@ -51,7 +51,12 @@ def trial_page(tried: Tried) -> RenderableType:
     for name, policy in tried.policies.items():
         parts += [Text(), *_show_policy(name, policy)]
     if tried.failures:
-        parts += [Text(), *_show_failures(tried)]
+        said = f"{len(tried.failures)} of {tried.episodes} episodes failed"
+        parts += [Text(), *_show_failures(said, tried.failures)]
+    if tried.tool_errors:
+        count = len({one.episode for one in tried.tool_errors})
+        said = f"a tool failed in {count} of {tried.episodes} episodes, where the policy read its error"
+        parts += [Text(), *_show_failures(said, tried.tool_errors)]
     for shadow in tried.shadows:
         parts += [
             Text(),
@@ -199,14 +204,14 @@ def _describe_count(count: int, what: str) -> str:
     return f"{count:,} {inflect(count, what)}"
 
 
-def _show_failures(tried: Tried) -> Iterator[RenderableType]:
-    """Show each error once with its traceback and the number of episodes that it ended."""
-    yield Text(f"{len(tried.failures)} of {tried.episodes} episodes failed", style="bold red")
+def _show_failures(said: str, failures: Sequence[EpisodeFailed]) -> Iterator[RenderableType]:
+    """Show each error once with its traceback and the number of episodes that had it."""
+    yield Text(said, style="bold red")
 
     def kind(failed: EpisodeFailed) -> tuple[str, str, str]:
         return error_key_of(failed.failure)
 
-    for _, several in groupby(sorted(tried.failures, key=kind), key=kind):
+    for _, several in groupby(sorted(failures, key=kind), key=kind):
         first, *others = several
         yield Text()
         yield Text.assemble((first.episode, "bold"), f"  task {first.task_id}, {describe_error(first.failure)}")

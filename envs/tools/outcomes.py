@@ -44,6 +44,8 @@ class Outcome:
     """The error of the tool's own code, for the user."""
     at: str = ""
     """Where it was, for an error that was not raised there."""
+    fault: str = ""
+    """What went wrong, in whole."""
 
     def tell(self, turn: int) -> ToolError | None:
         """Return the error for the user, in the policy's turn; None if there is none."""
@@ -113,7 +115,8 @@ def show_result(value: Any) -> str:
 
 def _build(tool: str, text: str, kind: Kind, limits: Limits, error: Exception | None = None, at: str = "") -> Outcome:
     text = make_encodable(text)
+    fault = text.removeprefix("error: ") if kind else ""
     most = limits.observation_chars
     if is_cut := len(text) > most:
         text = f"{text[:most]} [{len(text) - most} more characters]"
-    return Outcome(tool, text, kind, is_cut, error, at)
+    return Outcome(tool, text, kind, is_cut, error, at, fault)

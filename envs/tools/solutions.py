@@ -93,10 +93,8 @@ def _take_answers(environment: Any, problem: Problem) -> list[str]:
 
 
 def _describe(outcome: Outcome) -> str:
-    text = outcome.text.removeprefix("error: ")
+    text = str(outcome.error) if outcome.kind == "none_outputs" else outcome.fault
     at = outcome.at or (locate_error(outcome.error) if outcome.error is not None else "")
-    if outcome.kind == "none_outputs":
-        text = str(outcome.error)
     return f"{text} at {at}" if at else text
 
 
@@ -112,21 +110,25 @@ class SolutionExamples:
     def __init__(self, environment: Environment, form: str, limits: Limits) -> None:
         self._environment, self._form, self._limits = environment, form, limits
         self._tools = read_tools(environment)
-        self._loop = asyncio.Runner()
 
     def example(self, index: int) -> WorkedExample:
         """Return one turn of the solution of a problem of the split `warm_start`. Raises SolutionError."""
         problem = self._environment.problem("warm_start", index)
         answers = _take_answers(self._environment, problem)
         turn = derive_seed("turn", index) % len(answers)
-        messages: list[Message] = [*as_messages(problem.prompt)]
-        for answer in answers[:turn]:
-            calls = parse_short_calls(answer, self._tools)
-            outcomes = self._loop.run(answer_calls(calls, self._tools, problem, self._limits))
-            messages.append({"role": "assistant", "content": self._write(answer)})
-            messages += build_observations(self._form, outcomes)
+        messages = [*as_messages(problem.prompt), *asyncio.run(self._play(answers[:turn], problem))]
         schemas = [tool.schema for tool in self._tools] if self._form == HERMES else ()
         return WorkedExample(messages, self._write(answers[turn]), problem.template_arguments, schemas)
+
+    async def _play(self, answers: Sequence[str], problem: Problem) -> list[Message]:
+        """Return the messages of turns."""
+        messages: list[Message] = []
+        for answer in answers:
+            calls = parse_short_calls(answer, self._tools)
+            outcomes = await answer_calls(calls, self._tools, problem, self._limits)
+            messages.append({"role": "assistant", "content": self._write(answer)})
+            messages += build_observations(self._form, outcomes)
+        return messages
 
     def _write(self, answer: str) -> str:
         """Return an answer in the form of the policy."""

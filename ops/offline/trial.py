@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
-from headrace.schemas.episode_errors import MALFORMED
+from headrace.schemas.episode_errors import MALFORMED, error_key_of
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 from headrace.schemas.topics import variant_of
@@ -62,7 +62,7 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFailed:
-    """One episode that gave no trajectory."""
+    """One episode that gave no trajectory, or in which a tool failed."""
 
     episode: str
     """`stream:number:sample`."""
@@ -82,6 +82,8 @@ class Tried:
     policies: dict[str, PolicyTried]
     solutions: tuple[SolutionPlayed, ...] = ()
     """Worked solutions of environments with tools."""
+    tool_errors: tuple[EpisodeFailed, ...] = ()
+    """Errors of tools that did not end their episodes."""
     shadows: tuple[str, ...] = ()
     """Shadows of the recipe; a trial does not try them."""
     doubts: tuple[str, ...] = ()
@@ -121,11 +123,14 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
             policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
             for policy, start in starts.items()
         }
-    failures = _list_failures([group for group, _ in played])
+    failures = _list_failures((group, failure) for group, _ in played for failure in group.failures)
+    tool_errors = _list_failures((group, failure) for group, _ in played for failure in group.tool_errors)
     episodes = sum(task.n_asked for task, _ in asked)
     shadows = tuple(one for one in recipe.policy_variants if variant_of(one))
     seconds = round(time.monotonic() - began, 1)
-    return Tried(recipe.name, seconds, episodes, failures, tried, solutions, shadows, tuple(list_doubts(faults)))
+    return Tried(
+        recipe.name, seconds, episodes, failures, tried, solutions, tool_errors, shadows, tuple(list_doubts(faults))
+    )
 
 
 @contextmanager
@@ -209,12 +214,11 @@ def _play(
         return [encode_group(group) for group in play_watched(asked, context, say)]
 
 
-def _list_failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
-    """Return every failed episode once, although the group of each policy records it."""
+def _list_failures(recorded: Iterable[tuple[TrajectoryGroup, Failure]]) -> tuple[EpisodeFailed, ...]:
+    """Return every error of an episode once, although the group of each policy records it."""
     found = {}
-    for group in groups:
-        for failure in group.failures:
-            episode = f"{group.stream}:{group.number}:{failure.sample}"
-            seen = replace(failure, traceback=cut_traceback_text(failure.traceback))
-            found[episode] = EpisodeFailed(episode, group.task_id, seen)
+    for group, failure in recorded:
+        episode = f"{group.stream}:{group.number}:{failure.sample}"
+        seen = replace(failure, traceback=cut_traceback_text(failure.traceback))
+        found[episode, error_key_of(failure)] = EpisodeFailed(episode, group.task_id, seen)
     return tuple(found.values())

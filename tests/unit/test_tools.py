@@ -293,8 +293,8 @@ def test_without_a_chat_template_an_episode_is_played_in_the_short_form(plain: T
     [sequence] = played.sequences
     assert plain.decode(sequence.ids, special_tokens=True) == (
         f"3*4?@multiply 3, 4\n@fail so{END}= 12\n= error: KeyError: 'so'\n@divide 1\n@multiply x{END}"
-        "= error: there is no tool divide; the tools are multiply, reveal, note, forget, fail, leave, leave_soon, hang, "
-        "wait, lose, flood, find\n= error: argument a of multiply: Input should be a valid integer, unable to parse "
+        "= error: there is no tool divide; the tools are multiply, reveal, note, forget, fail, leave, leave_soon, "
+        "hang, wait, lose, flood, find\n= error: argument a of multiply: Input should be a valid integer, unable to parse "
         f"string as an integer, got str 'x'\n12{END}"
     )
     assert find_sequence_fault(sequence, head_version=4) is None
@@ -347,7 +347,7 @@ def test_a_result_loses_special_tokens_and_what_the_alphabet_lacks(plain: Tokeni
                 raise CannotEncode("it")
             return [ord(one) for one in text]
 
-        def decode(self, ids: Any, *, special_tokens: bool = False) -> str:  # noqa: ARG002
+        def decode(self, ids: Any, *, special_tokens: bool = False) -> str:
             return "".join(map(chr, ids))
 
     told = fit_to_policy(Outcome("t", "a: B!c"), Letters())
@@ -364,7 +364,7 @@ def test_settings_and_alphabets_that_cannot_play_are_refused_before_a_run() -> N
     ):
         with pytest.raises(ValueError, match=why):
             load_workflow("tools", settings)
-    with pytest.raises(ValueError, match="no option 'x'; the options are .none."):
+    with pytest.raises(ValueError, match=r"no option 'x'; the options are \(none\)"):
         load_workflow("single_turn", {"x": 1})
     world: Any = type("Shop", (), {"name": "shop", "tools": (multiply,)})()
     with pytest.raises(ValueError, match=r"policies.p.alphabet: add '\\n @' to it"):
