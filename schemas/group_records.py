@@ -157,7 +157,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An episode that gave no trajectory, or the error of a tool that did not end its episode. It is data, never a crash."""
+    """An episode that gave no trajectory, or an error of a tool that did not end its episode. Data, never a crash."""
 
     sample: int = 0
     """Index of the sample in the group."""
@@ -178,7 +178,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeError:
-    """Episodes of a group with the same error, which failed them unless it is a tool_error; part of the group's outcome."""
+    """Episodes of a group with the same error: it failed them, unless it is a tool_error. Part of the outcome."""
 
     reason: str = ""
     """Reason of the failure. This and the next four fields are those of the first Failure with this error."""

@@ -294,8 +294,8 @@ def test_without_a_chat_template_an_episode_is_played_in_the_short_form(plain: T
     assert plain.decode(sequence.ids, special_tokens=True) == (
         f"3*4?@multiply 3, 4\n@fail so{END}= 12\n= error: KeyError: 'so'\n@divide 1\n@multiply x{END}"
         "= error: there is no tool divide; the tools are multiply, reveal, note, forget, fail, leave, leave_soon, "
-        "hang, wait, lose, flood, find\n= error: argument a of multiply: Input should be a valid integer, unable to parse "
-        f"string as an integer, got str 'x'\n12{END}"
+        "hang, wait, lose, flood, find\n= error: argument a of multiply: Input should be a valid integer, unable to "
+        f"parse string as an integer, got str 'x'\n12{END}"
     )
     assert find_sequence_fault(sequence, head_version=4) is None
     counts = {"turns": 3, "calls": 4, "tool_errors": 1, "unknown_tools": 1, "bad_calls": 1}
