@@ -99,9 +99,15 @@ async def tools(  # noqa: PLR0913 - the settings by name
         observation_chars: Most characters of a result.
         calls: The form of calls: `hermes`, `short`, or `auto`.
 
-    Raises ValueError if the recipe has several roles, and the errors of a tool that cannot reach its server.
+    Raises ValueError if the recipe has several roles or the problem has schemas of tools, and the errors of a tool that
+    cannot reach its server.
     """
     check_roles(actors)
+    if problem.tools:
+        raise ValueError(
+            "the workflow tools reads no Problem.tools: list the functions in the environment's `tools`, or write a "
+            "workflow of your own"
+        )
     [(role, actor)] = actors.items()
     known, limits, tally = read_tools(env), Limits(call_limit_s, observation_chars), _Tally()
     form = choose_form(calls, actor, known, problem)

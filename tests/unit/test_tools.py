@@ -354,7 +354,7 @@ def test_a_result_loses_special_tokens_and_what_the_alphabet_lacks(plain: Tokeni
     assert (told.text, told.is_cut) == ("ac", True)
 
 
-def test_settings_and_alphabets_that_cannot_play_are_refused_before_a_run() -> None:
+def test_settings_and_alphabets_that_cannot_play_are_refused_before_a_run(plain: Tokenizer) -> None:
     for settings, why in (
         ({"max_turn": 2}, "workflow tools: no option 'max_turn'; the options are max_turns"),
         ({"max_turns": "2"}, "workflow tools: max_turns must be an integer"),
@@ -371,4 +371,7 @@ def test_settings_and_alphabets_that_cannot_play_are_refused_before_a_run() -> N
         check_alphabet("tools", world, "p", "multiply,=")
     check_alphabet("tools", world, "p", "multiply,= @\n")
     check_alphabet("single_turn", world, "p", "a")
+    schemas = Problem("t", "?", tools=[read_tool(multiply).schema])
+    with pytest.raises(ValueError, match=r"the workflow tools reads no Problem\.tools"):
+        asyncio.run(play_tools(schemas, world, {"solver": prepare_actor(plain)}))
     assert load_workflow("tools") is play_tools
