@@ -187,3 +187,11 @@ def test_an_alphabet_is_held_against_what_each_message_says_and_nothing_between_
     check_characters(environment, "solver", "abc")
     with pytest.raises(ValueError, match=r"not in policies\.solver\.alphabet: add 'b' to it\. The first problem"):
         check_characters(environment, "solver", "ac")
+
+
+def test_a_workflow_has_settings_and_without_them_is_written_as_earlier_builds_read_it() -> None:
+    with_settings = load_recipe("tools", ["workflows.sums.workflow.max_turns=3"]).workflows["sums"]
+    assert with_settings.model_dump()["workflow"] == {"use": "tools", "max_turns": 3, "observation_chars": 16}
+    assert load_recipe("arithmetic").workflows["sums"].model_dump()["workflow"] == "single_turn"
+    with pytest.raises(ValueError, match="workflow tools: no option 'max_turn'"):
+        load_workflow("tools", {"max_turn": 3})
