@@ -18,7 +18,8 @@ class Prices:
         draw = Random(f"{split} {self.seed} {index}")
         prices = {item: draw.randint(1, 999) for item in "abcdefgh"}
         item = draw.choice("abcdefgh")
-        return Problem(f"{split} {index}", f"{item}?", answer=str(prices[item]), extra=prices)
+        prompt = f"{draw.randint(100, 999)}: {item}?"  # the number of a customer
+        return Problem(f"{split} {index}", prompt, answer=str(prices[item]), extra=prices)
 
     def price(self, item: str, problem: Problem) -> str:
         """Return the price of an item."""
@@ -28,4 +29,4 @@ class Prices:
         return Score(text.strip() == problem.answer)
 
     def solve(self, problem):
-        return [f"@price {problem.text[0]}", problem.answer]
+        return [f"@price {problem.text[-2]}", problem.answer]

@@ -67,7 +67,7 @@ def test_try_plays_the_example_and_says_what_is_wrong_with_a_solution(folder: Pa
     del sys.modules["tools_agent"]
     done = CliRunner().invoke(app, [*words[:-4], "--answer", "@price z", "--answer", "12"], env={"COLUMNS": "120"})
     assert "a tool failed in 1 of 2 episodes, where the policy read its error" in done.stdout
-    assert "KeyError: 'z' at tools_agent.py:25 in price (solver, turn 1)" in done.stdout
+    assert "KeyError: 'z' at tools_agent.py:26 in price (solver, turn 1)" in done.stdout
     assert 'File "' in done.stdout
 
     broken = EXAMPLE.read_text().replace('f"@price', 'f"@prize')
