@@ -86,14 +86,17 @@ class WorkedExample:
     """A prompt and a good completion, for a supervised warm start. Raises TypeError, which names the field."""
 
     prompt: Prompt
-    """As `Problem.prompt`: a text (one user turn) or messages. Without tools."""
+    """As `Problem.prompt`: a text (one user turn) or messages."""
     completion: str
     """The answer to learn: plain text, without a chat template."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """As `Problem.template_arguments`; plain JSON."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """As `Problem.tools`."""
 
     def __post_init__(self) -> None:
         """Refuse values that could not be encoded later."""
+        object.__setattr__(self, "tools", check_tools("WorkedExample.tools", self.tools))
         if not isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", check_messages("WorkedExample.prompt", self.prompt))
         if not isinstance(self.completion, str):
@@ -219,6 +222,17 @@ class Actor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolError:
+    """An error of a tool's own code, which the policy read as an observation. The worker logs and shows it."""
+
+    error: Exception
+    turn: int
+    """The policy's turn that called the tool, from 1."""
+    at: str = ""
+    """Where the tool was, for an error that was not raised there."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoleTrajectory:
     """The sequences and reward of one role in an episode; they train the role's policy.
 
@@ -229,6 +243,8 @@ class RoleTrajectory:
     reward: float
     sequences: tuple[records.Sequence, ...]
     parts: Mapping[str, float] = field(default_factory=dict)
+    errors: Sequence[ToolError] = ()
+    """Errors of tools that did not end the episode."""
 
     def __post_init__(self) -> None:
         """Convert numbers to floats, and the sequences to a tuple."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from operator import index
+from types import MappingProxyType, ModuleType
 from typing import Any, SupportsIndex, cast
 
 from headrace.envs.contract import Environment, Problem, Workflow
@@ -14,7 +16,7 @@ from headrace.envs.messages import list_contents, refuse_lone_surrogates, show_v
 from headrace.envs.payload import PayloadError, check_task_can_hold
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import locate_error, read_error_text
-from headrace.infra.recipe.named import find_named
+from headrace.infra.recipe.named import check_options, find_named
 from headrace.infra.unreachable import is_unreachable
 
 ENVIRONMENTS = {
@@ -22,6 +24,7 @@ ENVIRONMENTS = {
     "dataset": "headrace.envs.dataset:Dataset",
     "judged_arithmetic": "headrace.envs.judged_arithmetic:JudgedArithmetic",
     "jsonl": "headrace.envs.jsonl:JsonLines",
+    "ledger": "headrace.envs.ledger:Ledger",
     "mixture": "headrace.envs.mixture:Mixture",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
     "scripted": "headrace.envs.scripted:Scripted",
@@ -29,6 +32,7 @@ ENVIRONMENTS = {
 WORKFLOWS = {
     "single_turn": "headrace.envs.workflows.single_turn:single_turn",
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
+    "tools": "headrace.envs.workflows.tools:tools",
 }
 
 METHODS = ("size", "problem", "score")
@@ -74,12 +78,21 @@ def load_environment(name: str, seed: int, settings: Mapping[str, Any]) -> Envir
     return cast("Environment", environment)
 
 
-def load_workflow(name: str) -> Workflow:
-    """Return a workflow by its shipped name or as `package.module:name`. Raises UnknownEnvironment."""
+def load_workflow(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Workflow:
+    """Return a workflow by its shipped name or as `package.module:name`, with its settings as keyword arguments.
+
+    Raises UnknownEnvironment, and ValueError for settings that it refuses.
+    """
     workflow = _find_plug_in("workflow", name, WORKFLOWS)
     if not inspect.iscoroutinefunction(workflow):
         raise UnknownEnvironment(f"workflow {name} must be an async function of (problem, env, actors)")
-    return cast("Workflow", workflow)
+    try:
+        check_options(f"workflow {name}", workflow, settings)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    if shipped := WORKFLOWS.get(name):
+        getattr(_import_module_of(shipped), "check_settings", dict)(**settings)
+    return cast("Workflow", partial(workflow, **settings) if settings else workflow)
 
 
 def check_first_problem(environment: Environment) -> None:
@@ -113,7 +126,28 @@ def check_first_problem(environment: Environment) -> None:
 def check_roles(workflow: str, roles: Collection[str]) -> None:
     """Raise ValueError when a shipped workflow cannot be played by a recipe's roles."""
     if shipped := WORKFLOWS.get(workflow):
-        import_module(shipped.partition(":")[0]).check_roles(roles)
+        _import_module_of(shipped).check_roles(roles)
+
+
+def check_plays(workflow: str, environment: Environment) -> None:
+    """Raise ValueError when a shipped workflow cannot play an environment."""
+    if shipped := WORKFLOWS.get(workflow):
+        getattr(_import_module_of(shipped), "check_environment", id)(environment)
+
+
+def check_alphabet(workflow: str, environment: Environment, policy: str, alphabet: str) -> None:
+    """Raise ValueError if a policy's alphabet lacks characters that a shipped workflow writes."""
+    if alphabet and (shipped := WORKFLOWS.get(workflow)):
+        lacking = getattr(_import_module_of(shipped), "list_lacking_characters", lambda *_: "")(environment, alphabet)
+        if lacking:
+            raise ValueError(
+                f"workflow {workflow} writes calls with characters that are not in policies.{policy}.alphabet: add "
+                f"{lacking!r} to it"
+            )
+
+
+def _import_module_of(shipped: str) -> ModuleType:
+    return import_module(shipped.partition(":")[0])
 
 
 def check_characters(environment: Environment, policy: str, alphabet: str) -> None:

@@ -36,6 +36,8 @@ class InvalidToolCall:
     """The error, in words for the policy."""
     text: str
     """The text between the tags."""
+    is_unknown: bool = False
+    """Whether it names a tool that does not exist."""
 
 
 def parse_tool_calls(
@@ -93,5 +95,5 @@ def _read_call(block: str, end: str, names: Sequence[str]) -> ToolCall | Invalid
     if not isinstance(arguments, dict):
         return InvalidToolCall(f"the arguments of {name} must be a JSON object", inner)
     if names and name not in names:
-        return InvalidToolCall(f"there is no tool {name}; the tools are {', '.join(names)}", inner)
+        return InvalidToolCall(f"there is no tool {name}; the tools are {', '.join(names)}", inner, is_unknown=True)
     return ToolCall(name, arguments)

@@ -57,6 +57,7 @@ def locate_thread(ident: int) -> str:
 
 def locate_function(function: object) -> str:
     """Return where a function is defined, as ` (flow.py:12)`; empty for a function not written in Python."""
+    function = getattr(function, "func", function)  # of a partial
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return f" ({_shorten_path(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.ops.first_decision import is_first_training_decision
-from headrace.schemas.episode_errors import describe_error, error_key_of
+from headrace.schemas.episode_errors import TOOL_ERROR, describe_error, error_key_of
 from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, Outcome
 
 MOST_KINDS_OF_RUN = 1000
@@ -51,6 +51,9 @@ class ErrorSeen:
         held_out = "held-out " if self.version >= 0 else ""
         episodes = f"1 {held_out}episode" if self.count == 1 else f"{self.count:,} {held_out}episodes"
         if held_out:
+            if self.reason == TOOL_ERROR:
+                said = describe_error(self.first)
+                return f"a tool failed in {episodes} of {self.stream}: {said}; first at version {self.version}"
             return f"{episodes} of {self.stream} failed: {describe_error(self.first)}; first at version {self.version}"
         task = f"{self.stream}:{self.number}" + (f" ({self.task_id})" if self.task_id else "")
         if self.has_traceback:
@@ -58,6 +61,9 @@ class ErrorSeen:
         one = "in" if self.count == 1 else "one in"
         if self.asked > 1:
             episodes = f"{self.count:,} of {self.asked:,} episodes"
+        if self.reason == TOOL_ERROR:
+            said = describe_error(self.first)
+            return f"a tool failed in {episodes}, where the policy read its error: {said}; {one} task {task}"
         return f"{episodes} failed: {describe_error(self.first)}; {one} task {task}"
 
     @property

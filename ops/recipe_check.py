@@ -14,7 +14,15 @@ from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import list_left_out_of, read_data_of
 from headrace.envs.identity import find_version, identify_environment
-from headrace.envs.registry import check_characters, check_first_problem, check_roles, load_environment, load_workflow
+from headrace.envs.registry import (
+    check_alphabet,
+    check_characters,
+    check_first_problem,
+    check_plays,
+    check_roles,
+    load_environment,
+    load_workflow,
+)
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
@@ -185,19 +193,20 @@ def _check_workflows(asked: Asked) -> list[Fault]:
     for name, workflow in recipe.workflows.items():
         where = f"workflows.{name}: "
         with collect_faults(faults, where):
-            load_workflow(workflow.workflow)
-            check_roles(workflow.workflow, workflow.policies)
+            load_workflow(workflow.workflow.use, workflow.workflow.settings)
+            check_roles(workflow.workflow.use, workflow.policies)
         with collect_faults(faults, where):
             environment = load_environment(workflow.env.use, recipe.seed, workflow.env.settings)
             read_data_of(environment)
             check_first_problem(environment)
+            check_plays(workflow.workflow.use, environment)
             find_version(environment)
             faults += [Fault(f"{where}{told}", is_doubt=True) for told in list_left_out_of(environment)]
             asked.environments[name] = environment
         if name not in asked.environments:
             continue
         for policy in recipe.policies_of(name):
-            faults += _check_prompts(environment, policy, recipe.policies[policy], workflow.workflow, where)
+            faults += _check_prompts(environment, policy, recipe.policies[policy], workflow.workflow.use, where)
     return faults
 
 
@@ -206,6 +215,7 @@ def _check_prompts(environment: Environment, name: str, policy: Policy, workflow
     faults: list[Fault] = []
     with collect_faults(faults, where):
         check_characters(environment, name, policy.alphabet)
+        check_alphabet(workflow, environment, name, policy.alphabet)
         if workflow == SINGLE_TURN:
             check_prompts_fit(environment, name, policy)
         check_template_takes_prompt(environment, name, policy)

@@ -14,7 +14,9 @@ RAISED = ("error", "time_limit")
 """Failure reasons caused by the environment, the workflow or the engine."""
 MALFORMED = "invalid"
 """Reason of a group dropped because `validate` refused its trajectories: it counts as one whose episodes failed."""
-REPORTED = (*RAISED, "unreachable", "poison")
+TOOL_ERROR = "tool_error"
+"""Reason of an error of a tool that did not end its episode."""
+REPORTED = (*RAISED, TOOL_ERROR, "unreachable", "poison")
 """Failure reasons that are reported; the others come from a run's end or a late evaluation."""
 
 
@@ -29,7 +31,7 @@ def error_key_of(failure: Failure | EpisodeError) -> tuple[str, str, str]:
 
 
 def group_errors(failures: Collection[Failure]) -> tuple[EpisodeError, ...]:
-    """Return the errors of a group's failed episodes, for its outcome."""
+    """Return the errors of a group's episodes, for its outcome."""
     first: dict[tuple[str, str, str], Failure] = {}
     counts: dict[tuple[str, str, str], int] = {}
     traced = {error_key_of(failure) for failure in failures if failure.traceback}

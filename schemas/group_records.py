@@ -157,12 +157,12 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An episode that gave no trajectory. It is data, never a crash."""
+    """An episode that gave no trajectory, or an error of a tool that did not end its episode. Data, never a crash."""
 
     sample: int = 0
     """Index of the sample in the group."""
     reason: str = ""
-    """error | time_limit | unreachable | run_end | version_gone | poison."""
+    """error | time_limit | unreachable | run_end | version_gone | poison; of a tool: tool_error."""
     detail: str = ""
     """The error in one line, its type first."""
     at: str = ""
@@ -178,7 +178,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeError:
-    """Episodes of a group that failed with the same error; part of the group's outcome."""
+    """Episodes of a group with the same error: it failed them, unless it is a tool_error. Part of the outcome."""
 
     reason: str = ""
     """Reason of the failure. This and the next four fields are those of the first Failure with this error."""
@@ -187,7 +187,7 @@ class EpisodeError:
     role: str = ""
     turn: int = 0
     episodes: int = 0
-    """Number of episodes that failed with this error."""
+    """Number of episodes with this error."""
     has_traceback: bool = False
     """Whether the group holds the traceback of one of these episodes."""
 
@@ -252,6 +252,13 @@ class TrajectoryGroup:
     """Wall time in ms since the epoch."""
     attachments: tuple[Attachment, ...] = ()
     """Attachments of the whole group."""
+    tool_errors: tuple[Failure, ...] = ()
+    """Errors of tools that did not end their episodes, each kind once per episode: the policy read them."""
+
+    @property
+    def errors(self) -> tuple[Failure, ...]:
+        """All errors of the user's code in its episodes."""
+        return (*self.failures, *self.tool_errors)
 
 
 @dataclass(frozen=True, slots=True)

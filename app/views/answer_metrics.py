@@ -13,7 +13,8 @@ LABELS = {LENGTH_MEAN: "answer tokens", TURNS_MEAN: "turns"}
 def list_answer_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return names and values of the metrics of a version about its trajectories, as pages show them."""
     found = select_answer_metrics(metrics)
-    return [(LABELS.get(name) or name.removeprefix(REWARD_PART), f"{value:.4g}") for name, value in found.items()]
+    shown = {LABELS.get(name) or name.removeprefix(REWARD_PART): f"{value:.4g}" for name, value in found.items()}
+    return list(shown.items())  # a workflow may count the turns, too
 
 
 def describe_answers(metrics: Mapping[str, float]) -> str:

@@ -114,7 +114,7 @@ def _show_group(group: GroupSeen, of: int, *, whole: bool) -> Iterator[Renderabl
     if group.failures:
         count = len(group.failures)
         yield Text(f"  {count} {inflect(count, 'episode')} failed: {', '.join(group.failures)}", style="red")
-        yield from (Text(f"    {error.episodes} by {describe_error(error)}", style="red") for error in group.errors)
+    yield from (Text(f"    {error.episodes} by {describe_error(error)}", style="red") for error in group.errors)
 
 
 def _describe_group(group: GroupSeen, of: int) -> Text:

@@ -14,7 +14,7 @@ from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
 from headrace.ops.lineage.group_fate import Concluded, GroupFate, GroupLineage, PlayAttempt, TrainedUse
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage
-from headrace.schemas.episode_errors import describe_error
+from headrace.schemas.episode_errors import TOOL_ERROR, describe_error
 
 FATES = {
     "trained": ("green", ""),
@@ -178,7 +178,10 @@ def _build_records_table(one: GroupLineage) -> Table:
     for attempt in one.attempts:
         table.add_row("produced" if attempt.counts else "passed over", Text(_describe_attempt(attempt)))
         for error in attempt.errors:
-            table.add_row("failed", Text(f"{error.episodes} by {describe_error(error)}", style="red"))
+            table.add_row(
+                "tool" if error.reason == TOOL_ERROR else "failed",
+                Text(f"{error.episodes} by {describe_error(error)}", style="red"),
+            )
         if attempt.traceback:
             table.add_row("", Text(attempt.traceback.rstrip()))
     for dead_letter in one.letters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile, groupby, islice
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSe
 from headrace.schemas.episode_errors import describe_error, error_key_of
 
 if TYPE_CHECKING:  # the trial needs torch, and its page does not
+    from headrace.envs.tools.solutions import SolutionPlayed
     from headrace.ops.offline.trial import EpisodeFailed, Tried
     from headrace.ops.offline.tried_policy import GroupTried, PolicyTried, StepTried
 
@@ -32,6 +33,10 @@ MOST_TOKENS_SHOWN = 40
 """Tokens of the sequence that is shown token by token; `--json` has all."""
 MOST_READ = 300
 """Characters shown of the beginning, and of the end, of a text that a policy reads."""
+MOST_PARTS = 4
+"""Parts of rewards up to which those that are 0 everywhere have columns, too."""
+MOST_WRONG = 4
+"""Worked solutions that are wrong, to show."""
 SHORT_ANSWER = 60
 """Characters of an answer in the table of a group."""
 
@@ -41,16 +46,39 @@ def trial_page(tried: Tried) -> RenderableType:
     title = f"  {_describe_count(tried.episodes, 'episode')} in {tried.seconds:.1f} s: no server, no run, no warm start"
     parts: list[RenderableType] = [Text.assemble((tried.recipe, "bold"), title)]
     parts += [Text(f"maybe: {doubt}", style="yellow") for doubt in tried.doubts]
+    if tried.solutions:
+        parts += [Text(), *_show_solutions(tried.solutions)]
     for name, policy in tried.policies.items():
         parts += [Text(), *_show_policy(name, policy)]
     if tried.failures:
-        parts += [Text(), *_show_failures(tried)]
+        said = f"{len(tried.failures)} of {tried.episodes} episodes failed"
+        parts += [Text(), *_show_failures(said, tried.failures)]
+    if tried.tool_errors:
+        count = len({one.episode for one in tried.tool_errors})
+        said = f"a tool failed in {count} of {tried.episodes} episodes, where the policy read its error"
+        parts += [Text(), *_show_failures(said, tried.tool_errors)]
     for shadow in tried.shadows:
         parts += [
             Text(),
             Text(f"shadow {shadow} was not tried: only a full run (`headrace up`) runs its chain and its trainer"),
         ]
     return Group(*parts)
+
+
+def _show_solutions(solutions: Sequence[SolutionPlayed]) -> Iterator[RenderableType]:
+    """Show the first wrong worked solution, or the first one, turn by turn."""
+    wrong = [one for one in solutions if one.fault]
+    shown = (wrong or solutions)[0]
+    right = f"{len(solutions) - len(wrong)} of {len(solutions)} give a reward of 1"
+    yield Text.assemble(("worked solutions", "bold"), "  ", (right, "red" if wrong else "green"))
+    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
+    for name in ("turn", "answer", "results"):
+        table.add_column(Text(name), overflow="fold")
+    for turn, played in enumerate(shown.turns):
+        table.add_row(str(turn), Text(played.answer), Text("\n".join(crop(result) for result in played.results)))
+    yield Padding(Text(shown.task_id), (0, 0, 0, 2))
+    yield Padding(table, (0, 0, 0, 2))
+    yield from (Text(f"  wrong: {one.task_id}: {one.fault}", style="red") for one in wrong[:MOST_WRONG])
 
 
 def _show_policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
@@ -120,7 +148,7 @@ def _read_span(span: SpanSeen, tokens: Sequence[TokenSeen]) -> Text:
 
 
 def _build_members_table(tried: GroupTried) -> Table:
-    parts = list(dict.fromkeys(name for member in tried.group.trajectories for name in member.reward_parts))
+    parts = _choose_parts([member.reward_parts for member in tried.group.trajectories])
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for name in ("#", "reward", *parts, "advantage", "logprob", "tokens"):
         table.add_column(Text(name), justify="right", no_wrap=True)
@@ -132,6 +160,12 @@ def _build_members_table(tried: GroupTried) -> Table:
                 *_build_sequence_cells(sequence, tried.rejected.get(member.id, "")),
             )
     return table
+
+
+def _choose_parts(each: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the parts of rewards to show: of many, only those that are not 0 everywhere."""
+    parts = list(dict.fromkeys(name for one in each for name in one))
+    return parts if len(parts) <= MOST_PARTS else [name for name in parts if any(one.get(name) for one in each)]
 
 
 def _build_member_row(member: TrajectorySeen, index: int, parts: list[str]) -> list[RenderableType]:
@@ -170,14 +204,14 @@ def _describe_count(count: int, what: str) -> str:
     return f"{count:,} {inflect(count, what)}"
 
 
-def _show_failures(tried: Tried) -> Iterator[RenderableType]:
-    """Show each error once with its traceback and the number of episodes that it ended."""
-    yield Text(f"{len(tried.failures)} of {tried.episodes} episodes failed", style="bold red")
+def _show_failures(said: str, failures: Sequence[EpisodeFailed]) -> Iterator[RenderableType]:
+    """Show each error once with its traceback and the number of episodes that had it."""
+    yield Text(said, style="bold red")
 
     def kind(failed: EpisodeFailed) -> tuple[str, str, str]:
         return error_key_of(failed.failure)
 
-    for _, several in groupby(sorted(tried.failures, key=kind), key=kind):
+    for _, several in groupby(sorted(failures, key=kind), key=kind):
         first, *others = several
         yield Text()
         yield Text.assemble((first.episode, "bold"), f"  task {first.task_id}, {describe_error(first.failure)}")

@@ -22,7 +22,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.weights_figures import is_alive
-from headrace.schemas.episode_errors import describe_error
+from headrace.schemas.episode_errors import TOOL_ERROR, describe_error
 from headrace.schemas.records import EvalResult
 from headrace.trainers.health import findings
 
@@ -99,7 +99,7 @@ def line(moment: Moment) -> str:
         words.append(f"lag {sum(figures.lag.values())}")
     if dead_letters := describe_unnumbered(figures.unnumbered_letters):
         words.append(dead_letters)
-    if failed := [error for error in figures.errors if not error.component]:
+    if failed := [error for error in figures.errors if not error.component and error.reason != TOOL_ERROR]:
         most = describe_error(failed[0].first).partition(":")[0]
         count = sum(error.count for error in failed)
         asked = sum({error.stream: error.asked for error in failed}.values())

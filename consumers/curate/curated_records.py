@@ -74,7 +74,7 @@ def build_group_outcome(policy: str, candidate: Candidate) -> Outcome:
         lengths=generated_lengths(group),
         n_asked=group.n_asked,
         failures=len(group.failures),
-        errors=group_errors(group.failures),
+        errors=group_errors(group.errors),
         min_version=candidate.min_version,
         max_version=candidate.max_version,
         head_version=group.head_version,

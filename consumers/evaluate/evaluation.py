@@ -197,7 +197,7 @@ class EvaluationFold:
         if group.revision < one.revision:
             one.revision, one.problems = group.revision, asked
         answers = count_answers(clamp_rewards(group) if key in self._cut else group)
-        one.add(group.number, answers, group_errors(group.failures))
+        one.add(group.number, answers, group_errors(group.errors))
         return self._conclude(key)
 
     def conclude_complete(self) -> list[EvalResult]:

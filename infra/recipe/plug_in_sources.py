@@ -95,7 +95,7 @@ def rollout_plug_ins(recipe: Recipe, workflow: str) -> tuple[str, ...]:
     wanted = recipe.workflows.get(workflow)
     if wanted is None:
         return ()
-    return _keep_own([*_find_mixed(wanted.env), wanted.workflow, recipe.rollout.engine.use])
+    return _keep_own([*_find_mixed(wanted.env), wanted.workflow.use, recipe.rollout.engine.use])
 
 
 def feeder_plug_ins(recipe: Recipe) -> tuple[str, ...]:

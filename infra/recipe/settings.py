@@ -9,7 +9,16 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_paths import find_path
@@ -129,8 +138,9 @@ class Workflow(Settings):
 
     env: Named
     """Environment that gives the problems and scores the answers: `{ use = "arithmetic", … }`."""
-    workflow: str = "single_turn"
-    """How an episode runs: a shipped name or `package.module:name`."""
+    workflow: Named = Named(use="single_turn")
+    """How an episode runs: a shipped name or `package.module:name`, with its settings as
+    `{ use = "tools", max_turns = 4 }`."""
     policies: dict[str, str]
     """The policy that plays each role of the workflow, as role = policy: `{ solver = "solver" }`."""
 
@@ -140,6 +150,11 @@ class Workflow(Settings):
         if not value:
             raise ValueError('name at least one role and its policy, as in `policies = { solver = "solver" }`')
         return value
+
+    @field_serializer("workflow")
+    def _keep_bare_name(self, value: Named) -> str | dict[str, Any]:
+        """Write a name without settings as earlier builds do, which read nothing else."""
+        return {"use": value.use, **value.settings} if value.settings else value.use
 
 
 EPISODES_PER_REQUEST = 8

@@ -274,8 +274,8 @@ def _describe_attempt(message: Message, run_id: str) -> PlayAttempt:
         started_ms=group.started_ms,
         finished_ms=group.finished_ms,
         object_key=group.claim.key if group.claim else "",
-        errors=group_errors(group.failures),
-        traceback=next((failure.traceback for failure in group.failures if failure.traceback), ""),
+        errors=group_errors(group.errors),
+        traceback=next((failure.traceback for failure in group.errors if failure.traceback), ""),
         unreadable=unreadable,
     )
 

@@ -173,7 +173,7 @@ def describe_group(
             )
             for member in members
         ),
-        errors=group_errors(group.failures),
+        errors=group_errors(group.errors),
     )
 
 

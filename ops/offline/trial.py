@@ -6,13 +6,15 @@ trainer's advantages and learner. Only Kafka and the store between them are left
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.envs.tools.solutions import SolutionPlayed, Solves, play_solution, read_limits
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
@@ -32,10 +34,14 @@ from headrace.producers.rollout.engine_room import EngineRoom
 from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import encode_group
 from headrace.producers.rollout.reachability import Reachability
-from headrace.schemas.episode_errors import MALFORMED
+from headrace.schemas.episode_errors import MALFORMED, error_key_of
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 from headrace.schemas.topics import variant_of
+
+SOLUTIONS = 16
+"""Worked solutions that a trial plays."""
+TOOLS = "tools"
 
 
 class OwnCodeFailed(HeadraceError):
@@ -57,7 +63,7 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFailed:
-    """One episode that gave no trajectory."""
+    """One episode that gave no trajectory, or in which a tool failed."""
 
     episode: str
     """`stream:number:sample`."""
@@ -75,6 +81,10 @@ class Tried:
     episodes: int
     failures: tuple[EpisodeFailed, ...]
     policies: dict[str, PolicyTried]
+    solutions: tuple[SolutionPlayed, ...] = ()
+    """Worked solutions of environments with tools."""
+    tool_errors: tuple[EpisodeFailed, ...] = ()
+    """Errors of tools that did not end their episodes."""
     shadows: tuple[str, ...] = ()
     """Shadows of the recipe; a trial does not try them."""
     doubts: tuple[str, ...] = ()
@@ -82,8 +92,10 @@ class Tried:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no episode and no data algorithm failed, and no group was malformed."""
+        """Whether no episode, solution and data algorithm failed, and no group was malformed."""
         groups = [group for policy in self.policies.values() for group in policy.groups]
+        if any(solution.fault for solution in self.solutions):
+            return False
         return not (self.failures or any(one.verdict == "dead" or one.reason == MALFORMED for one in groups))
 
 
@@ -104,6 +116,7 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = parse_answers(policies, request.answers)
+        solutions = tuple(one for workflow in workflows for one in _play_solutions(recipe, workflow))
         asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
         starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
@@ -111,11 +124,14 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
             policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
             for policy, start in starts.items()
         }
-    failures = _list_failures([group for group, _ in played])
+    failures = _list_failures((group, failure) for group, _ in played for failure in group.failures)
+    tool_errors = _list_failures((group, failure) for group, _ in played for failure in group.tool_errors)
     episodes = sum(task.n_asked for task, _ in asked)
     shadows = tuple(one for one in recipe.policy_variants if variant_of(one))
     seconds = round(time.monotonic() - began, 1)
-    return Tried(recipe.name, seconds, episodes, failures, tried, shadows, tuple(list_doubts(faults)))
+    return Tried(
+        recipe.name, seconds, episodes, failures, tried, solutions, tool_errors, shadows, tuple(list_doubts(faults))
+    )
 
 
 @contextmanager
@@ -144,6 +160,19 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
     for number in range(count):
         bare = build_common_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
+
+
+def _play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
+    """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
+    wanted = recipe.workflows[workflow]
+    if wanted.workflow.use != TOOLS or not isinstance(
+        environment := build_workflow_spec(recipe, workflow).environment, Solves
+    ):
+        return
+    size = environment.size("train")
+    for index in range(SOLUTIONS if size is None else min(size, SOLUTIONS)):
+        problem = environment.problem("train", index)
+        yield asyncio.run(play_solution(environment, problem, read_limits(wanted.workflow.settings)))
 
 
 def _make_start(recipe: Recipe, policy: str) -> Start:
@@ -188,12 +217,11 @@ def _play(
         return [encode_group(group) for group in play_watched(asked, context, say)]
 
 
-def _list_failures(groups: Sequence[TrajectoryGroup]) -> tuple[EpisodeFailed, ...]:
-    """Return every failed episode once, although the group of each policy records it."""
+def _list_failures(recorded: Iterable[tuple[TrajectoryGroup, Failure]]) -> tuple[EpisodeFailed, ...]:
+    """Return every error of an episode once, although the group of each policy records it."""
     found = {}
-    for group in groups:
-        for failure in group.failures:
-            episode = f"{group.stream}:{group.number}:{failure.sample}"
-            seen = replace(failure, traceback=cut_traceback_text(failure.traceback))
-            found[episode] = EpisodeFailed(episode, group.task_id, seen)
+    for group, failure in recorded:
+        episode = f"{group.stream}:{group.number}:{failure.sample}"
+        seen = replace(failure, traceback=cut_traceback_text(failure.traceback))
+        found[episode, error_key_of(failure)] = EpisodeFailed(episode, group.task_id, seen)
     return tuple(found.values())

@@ -9,6 +9,8 @@ from typing import Any
 import structlog
 
 from headrace.envs.contract import Environment, GivesExamples, WorkedExample
+from headrace.envs.tools.forms import AUTO, HERMES, SHORT
+from headrace.envs.tools.solutions import SolutionExamples, Solves, read_limits
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_partition
@@ -71,11 +73,16 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
             f"{policy}: remove warm_start, or let a workflow use the policy"
         )
     found = environments[workflow]
+    if isinstance(found, Solves) and not isinstance(found, GivesExamples):
+        settings = recipe.workflows[workflow].workflow.settings
+        form = SHORT if recipe.policies[policy].alphabet else HERMES
+        asked = settings.get("calls", AUTO)
+        return SolutionExamples(found, form if asked == AUTO else asked, read_limits(settings))
     if not isinstance(found, GivesExamples):
         raise UsageError(
             f"policies.{policy}.warm_start needs worked examples, but environment "
             f"{recipe.workflows[workflow].env.use!r} of workflow {workflow} gives none: use an environment with a "
-            f"method `example`, or remove warm_start and set policies.{policy}.path to a trained model"
+            f"method `example` or `solve`, or remove warm_start and set policies.{policy}.path to a trained model"
         )
     return found
 
@@ -104,4 +111,6 @@ def _write_lines(source: GivesExamples, count: int) -> Iterator[str]:
         line: dict[str, Any] = {"prompt": example.prompt, "completion": example.completion}
         if example.template_arguments:
             line["template_arguments"] = dict(example.template_arguments)
+        if example.tools:
+            line["tools"] = example.tools
         yield json.dumps(line) + "\n"

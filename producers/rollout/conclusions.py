@@ -57,7 +57,7 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
         environment = built or LimitedScoring(load_environment(env.use, seed, env.settings), limit_s, threads)
         if recipe.feed.raise_tier:  # a score has a time limit, and must not read the data of a harder tier
             getattr(environment, "prepare_tiers", lambda: None)()
-        play = load_workflow(wanted.workflow)
+        play = load_workflow(wanted.workflow.use, wanted.workflow.settings)
     except ValueError as error:
         raise UsageError(f"workflow {workflow!r} of the recipe cannot run on this machine: {error}") from error
     return WorkflowSpec(

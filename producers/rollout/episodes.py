@@ -18,7 +18,7 @@ from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.engine_room import EPISODE_CLOCK, EngineRoom, EpisodeClock
-from headrace.producers.rollout.failures import build_failure, convert_to_exception
+from headrace.producers.rollout.failures import build_failure, build_tool_errors, convert_to_exception
 from headrace.producers.rollout.reachability import UNREACHABLE, Reachability
 from headrace.producers.rollout.running_episodes import EPISODE, RunningEpisodes
 from headrace.schemas.episode_errors import RAISED
@@ -246,6 +246,8 @@ def build_groups(
 ) -> dict[str, TrajectoryGroup]:
     """Return one group per policy from the samples' results; a group without trajectories has a reason."""
     failures = tuple(ended for ended in ends if isinstance(ended, Failure))
+    played = [(sample, ended) for sample, ended in enumerate(ends) if not isinstance(ended, Failure)]
+    tool_errors = tuple(error for sample, ended in played for error in build_tool_errors(sample, ended))
     groups = {}
     for policy in spec.policies:
         roles = [role for role, played_by in spec.roles.items() if played_by == policy]
@@ -260,6 +262,7 @@ def build_groups(
             episode_ids=tuple(trajectory.id for trajectory in trajectories),
             trajectories=trajectories,
             failures=failures,
+            tool_errors=tool_errors,
             reason="" if trajectories else _choose_reason(failures, len(ends)),
             started_ms=started_ms,
         )

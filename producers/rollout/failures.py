@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from headrace.envs.contract import Episode
 from headrace.infra.own_frames import locate_error, make_encodable, read_error_text
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.actor import EngineActor
 from headrace.producers.rollout.reachability import UNREACHABLE
-from headrace.schemas.episode_errors import REPORTED, error_key_of
+from headrace.schemas.episode_errors import REPORTED, TOOL_ERROR, error_key_of
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 FAILURE_DETAIL_LENGTH = 300
@@ -91,6 +92,17 @@ def _render_traceback(error: BaseException) -> str:
     return make_encodable("".join(traceback.format_exception(error))[-TRACEBACK_LENGTH:])
 
 
+def build_tool_errors(sample: int, episode: Episode) -> tuple[Failure, ...]:
+    """Return the errors of tools in an episode that gave a result, each kind once."""
+    found: dict[tuple[str, str, str], Failure] = {}
+    for role, played in episode.items():
+        for told in played.errors:
+            made = build_failure(sample, told.error, waited_at=told.at)
+            made = replace(made, reason=TOOL_ERROR, role=role, turn=told.turn)
+            found.setdefault(error_key_of(made), made)
+    return tuple(found.values())
+
+
 @dataclass(slots=True)
 class FailureLog:
     """Logs each error of a worker's episodes once with its traceback, and its count at powers of ten."""
@@ -100,10 +112,13 @@ class FailureLog:
     def log_and_strip(self, task: Task, groups: Mapping[str, TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
         """Log all failures of a task; return its groups, with each error's traceback only in its first failure."""
         logged: dict[tuple[Failure, ...], tuple[Failure, ...]] = {}  # every policy's group holds the same failures
-        for group in groups.values():
-            if group.failures not in logged:
-                logged[group.failures] = tuple(self._log_and_strip(task, failure) for failure in group.failures)
-        return {policy: replace(group, failures=logged[group.failures]) for policy, group in groups.items()}
+        for several in (several for group in groups.values() for several in (group.failures, group.tool_errors)):
+            if several not in logged:
+                logged[several] = tuple(self._log_and_strip(task, failure) for failure in several)
+        return {
+            policy: replace(group, failures=logged[group.failures], tool_errors=logged[group.tool_errors])
+            for policy, group in groups.items()
+        }
 
     def _log_and_strip(self, task: Task, failure: Failure) -> Failure:
         kind = error_key_of(failure)
@@ -112,17 +127,37 @@ class FailureLog:
         self.counts[kind] += 1
         times = self.counts[kind]
         if times == 1 or str(times).strip("0") == "1":
-            log.warning(
-                "episode.failed",
-                reason=failure.reason,
-                why=failure.detail,
-                at=failure.at,
-                role=failure.role,
-                turn=failure.turn,
-                stream=task.stream,
-                number=task.number,
-                task=task.task_id,
-                times=times,
-                traceback=failure.traceback if times == 1 else "",
-            )
+            _log_error(task, failure, times)
         return failure if times == 1 else replace(failure, traceback="")
+
+
+def _log_error(task: Task, failure: Failure, times: int) -> None:
+    """Log an error of an episode, or of a tool that did not end its episode; its traceback the first time."""
+    shown = failure.traceback if times == 1 else ""
+    if failure.reason == TOOL_ERROR:
+        log.warning(
+            "tool.failed",
+            why=failure.detail,
+            at=failure.at,
+            role=failure.role,
+            turn=failure.turn,
+            stream=task.stream,
+            number=task.number,
+            task=task.task_id,
+            times=times,
+            traceback=shown,
+        )
+    else:
+        log.warning(
+            "episode.failed",
+            reason=failure.reason,
+            why=failure.detail,
+            at=failure.at,
+            role=failure.role,
+            turn=failure.turn,
+            stream=task.stream,
+            number=task.number,
+            task=task.task_id,
+            times=times,
+            traceback=shown,
+        )

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from headrace.consumers.algorithms.chain import Chain, load_chain
 from headrace.consumers.algorithms.contract import Stateless
-from headrace.envs.contract import Problem
+from headrace.envs.contract import Problem, RoleTrajectory, ToolError
 from headrace.envs.payload import problem_to_json
 from headrace.envs.registry import load_environment
 from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
@@ -31,7 +31,7 @@ from headrace.ops.faults import Fault, collect_faults
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.feed.selectors.registry import load_selector
 from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import FailureLog, build_failure, convert_to_exception
+from headrace.producers.rollout.failures import FailureLog, build_failure, build_tool_errors, convert_to_exception
 from headrace.producers.rollout.scoring import ScoreTimeLimit
 from headrace.schemas import codec
 from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, error_key_of, group_errors
@@ -333,3 +333,30 @@ def test_other_errors_are_failures() -> None:
         raised_from(EngineError("the engine died"), REFUSED),
     ):
         assert build_failure(0, error).reason != "unreachable", error
+
+
+def test_an_error_of_a_tool_is_shown_and_logged_though_its_episode_goes_on(own: Any) -> None:
+    told = [ToolError(raised(own.judge, key), turn=2) for key in "78"]
+    hung = ToolError(OutOfTime("till took longer than 10 s"), turn=1, at="shop.py:50 in till")
+    played = {"solver": RoleTrajectory(1.0, (), errors=[*told, hung])}
+    errors = build_tool_errors(3, played)
+    assert [(one.sample, one.reason, one.at, one.role, one.turn) for one in errors] == [
+        (3, "tool_error", "judges/own_judge.py:5 in judge", "solver", 2),
+        (3, "tool_error", "shop.py:50 in till", "solver", 1),
+    ], "each kind once"
+    with capture_logs() as lines:
+        groups = FailureLog().log_and_strip(TASK, {"p": TrajectoryGroup(tool_errors=errors)})
+    assert [(line["event"], line["at"]) for line in lines] == [("tool.failed", error.at) for error in errors]
+    assert groups["p"].tool_errors[0].traceback.endswith("KeyError: '7'\n")
+    assert codec.decode(codec.encode(groups["p"]), TrajectoryGroup) == groups["p"]
+
+    fold = ErrorsFold()
+    outcome = Outcome(
+        stream="sums", number=4, policy="p", component="curate", n_asked=8, errors=group_errors(groups["p"].errors)
+    )
+    fold.fold_outcome(outcome)
+    assert fold.errors()[0].sentence == (
+        "a tool failed in 1 of 8 episodes, where the policy read its error: KeyError: '7' at "
+        "judges/own_judge.py:5 in judge (solver, turn 2); in task sums:4; `headrace lineage --group sums:4` shows its "
+        "traceback"
+    )

@@ -60,7 +60,7 @@ def test_one_of_your_own_is_named_by_module_and_name(tmp_path: Path, monkeypatch
 def test_every_shipped_workflow_is_in_a_shipped_recipe() -> None:
     recipes = (load_recipe(name) for name in list_shipped_recipes())
 
-    assert {workflow.workflow for recipe in recipes for workflow in recipe.workflows.values()} == set(WORKFLOWS)
+    assert {workflow.workflow.use for recipe in recipes for workflow in recipe.workflows.values()} == set(WORKFLOWS)
 
 
 def test_worked_examples_of_the_judged_sums_are_of_both_roles_with_a_right_answer_and_a_wrong_one() -> None:
@@ -187,3 +187,11 @@ def test_an_alphabet_is_held_against_what_each_message_says_and_nothing_between_
     check_characters(environment, "solver", "abc")
     with pytest.raises(ValueError, match=r"not in policies\.solver\.alphabet: add 'b' to it\. The first problem"):
         check_characters(environment, "solver", "ac")
+
+
+def test_a_workflow_has_settings_and_without_them_is_written_as_earlier_builds_read_it() -> None:
+    with_settings = load_recipe("tools", ["workflows.sums.workflow.max_turns=3"]).workflows["sums"]
+    assert with_settings.model_dump()["workflow"] == {"use": "tools", "max_turns": 3, "observation_chars": 16}
+    assert load_recipe("arithmetic").workflows["sums"].model_dump()["workflow"] == "single_turn"
+    with pytest.raises(ValueError, match="workflow tools: no option 'max_turn'"):
+        load_workflow("tools", {"max_turn": 3})

@@ -65,13 +65,14 @@ def encode(
     tokenizer: transformers.PreTrainedTokenizerBase,
     prompt: str | Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Return a prompt's token ids as an actor encodes it, with template and start tokens. A text is a user's turn.
 
     Raises ModelError, which names the characters that the tokenizer cannot encode.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    rendered = render_messages(tokenizer, messages, (), template_arguments or {})
+    rendered = render_messages(tokenizer, messages, tools, template_arguments or {})
     try:
         return encode_rendered(tokenizer, rendered)
     except CannotEncode as error:

@@ -48,10 +48,12 @@ class PromptAndCompletion:
     completion: str
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of tools that the chat template shows."""
 
     def encode_prompt(self, tokenizer: transformers.PreTrainedTokenizerBase) -> list[int]:
         """Return the token ids of the prompt. Raises ModelError for text that the tokenizer cannot encode."""
-        return encode(tokenizer, self.prompt, self.template_arguments)
+        return encode(tokenizer, self.prompt, self.template_arguments, self.tools)
 
     @property
     def content(self) -> str:
