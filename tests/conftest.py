@@ -49,8 +49,15 @@ def _in_a_folder_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(autouse=True)
-def _log_as_before() -> Iterator[None]:
-    """Undo what a command that was called in this process did to logging: its stream is closed when it returns."""
+def _log_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a command that was called in this process did to logging: its stream is closed when it returns.
+
+    A logger that a module has cached would keep the command's level for all later tests.
+    """
+    configure = structlog.configure
+    monkeypatch.setattr(
+        structlog, "configure", lambda **given: configure(**given | {"cache_logger_on_first_use": False})
+    )
     yield
     structlog.reset_defaults()
 
