@@ -7,6 +7,7 @@ considered.
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,16 @@ def find_thoughts(text: str, *, is_thinking: bool = False) -> list[tuple[int, in
     before, end, _ = text.partition(END)
     begun = len(before) + len(end) if is_thinking or (end and BEGIN not in before) else 0
     return [*([(0, begun)] if begun else []), *(found.span() for found in _THOUGHT.finditer(text, begun))]
+
+
+def find_outside(pattern: re.Pattern[str], text: str, thoughts: Sequence[tuple[int, int]]) -> list[re.Match[str]]:
+    """Return the matches in a text that do not begin inside its thoughts, which are in order."""
+    begins = [begin for begin, _ in thoughts]
+    return [
+        found
+        for found in pattern.finditer(text)
+        if not ((at := bisect(begins, found.start())) and found.start() < thoughts[at - 1][1])
+    ]
 
 
 def is_within_thought(actor: Actor, prompt: Sequence[int]) -> bool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.envs.contract import tool_name
-from headrace.envs.thoughts import find_thoughts
+from headrace.envs.thoughts import find_outside, find_thoughts
 
 _DECODER = json.JSONDecoder()
 _OPENING = re.compile(r"<tool_call>\s*")
@@ -54,12 +53,8 @@ def parse_tool_calls(
     names = [tool_name(tool) for tool in tools]
     shown = _blank_out_json(text)
     thoughts = find_thoughts(shown, is_thinking=is_thinking)
-    begins = [begin for begin, _ in thoughts]
-    return [
-        _read_call(text[slice(*found.span(1))], found[2], names)
-        for found in _BLOCK.finditer(shown)
-        if not ((at := bisect(begins, found.start())) and found.start() < thoughts[at - 1][1])
-    ]
+    blocks = find_outside(_BLOCK, shown, thoughts)
+    return [_read_call(text[slice(*found.span(1))], found[2], names) for found in blocks]
 
 
 def _blank_out_json(text: str) -> str:

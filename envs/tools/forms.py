@@ -10,7 +10,7 @@ from typing import Protocol
 
 from headrace.envs.contract import Actor, Problem
 from headrace.envs.messages import Message, as_messages
-from headrace.envs.thoughts import find_thoughts
+from headrace.envs.thoughts import find_outside, find_thoughts
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.functions import BadArguments, Tool
 from headrace.envs.tools.outcomes import Outcome
@@ -41,12 +41,7 @@ def parse_short_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall | Inval
 
     The arguments are in the order of the parameters. The last parameter takes the rest of the line, commas too.
     """
-    thoughts = find_thoughts(text)
-    return [
-        _read_line(found[1].strip(), tools)
-        for found in _LINE.finditer(text)
-        if not any(begin <= found.start() < end for begin, end in thoughts)
-    ]
+    return [_read_line(found[1].strip(), tools) for found in find_outside(_LINE, text, find_thoughts(text))]
 
 
 def _read_line(line: str, tools: Sequence[Tool]) -> ToolCall | InvalidToolCall:
