@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -33,8 +34,7 @@ SETS = (f"trainer.steps={STEPS}", "trainer.checkpoint_every=5")
 
 def count_versions(launched: Launched) -> int:
     """Return how many versions the trainer's log tells of."""
-    log = launched.log("train-solver")
-    return log.read_text().count('"event": "version.trained"') if log.exists() else 0
+    return launched.count_events("train-solver", "version.trained")
 
 
 def freeze_and_go_on(launched: Launched, at_version: int, frozen_s: float) -> tuple[float, str]:
@@ -70,6 +70,7 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     console, draw, red = Console(width=200), random.Random(given.seed), 0  # noqa: S311 - a plan, not a secret
     folder = given.folder or Path(tempfile.mkdtemp(prefix="freezes-"))
+    folder.mkdir(parents=True, exist_ok=True)
     for number in range(given.runs):
         at_version, frozen_s = draw.randint(FIRST, LAST), draw.uniform(*FROZEN_S)
         launched = Launched(folder / f"run-{number}", SETS, "arithmetic")
@@ -85,6 +86,8 @@ def main() -> int:
         )
         frozen = f"run {number}: frozen at version {at_version} for {frozen_s:.0f} s"
         console.print(f"{frozen}: {verdict}", highlight=False, soft_wrap=True)
+    if not red and not given.folder:
+        shutil.rmtree(folder)
     console.print(f"seed {given.seed}: {given.runs} freezes, {red} red", highlight=False)
     return int(bool(red))
 

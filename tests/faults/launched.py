@@ -164,6 +164,11 @@ class Launched:
 
     # -------------------------------------------------------------------------------------------------------- questions
 
+    def count_events(self, name: str, event: str) -> int:
+        """Return how often the log of a component tells of an event."""
+        log = self.log(name)
+        return log.read_text().count(f'"event": "{event}"') if log.exists() else 0
+
     def joined(self) -> Run:
         """Join the run as soon as it can be joined."""
         notes = self.data / "run.json"

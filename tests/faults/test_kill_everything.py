@@ -30,9 +30,7 @@ def demo(tmp_path: Path) -> Iterator[Launched]:
 
 def trained(demo: Launched) -> int:
     """The newest version that the trainer's log tells of."""
-    log = demo.log("train-solver")
-    lines = log.read_text().splitlines() if log.exists() else []
-    return sum('"event": "version.trained"' in line for line in lines)
+    return demo.count_events("train-solver", "version.trained")
 
 
 def say_garbage(demo: Launched) -> None:
