@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as RawMessage
 from confluent_kafka.admin import AdminClient
 
@@ -314,7 +314,7 @@ def open_consumer(
     run: str = "",
     on_commit: Callable[..., object] | None = None,
     **more: Any,
-) -> Consumer:
+) -> WatchedConsumer:
     """Return a consumer of committed records; with a group it is a KIP-848 member.
 
     Without a group it never falls back to the beginning: if the log has no record at a position, it returns the error

@@ -9,18 +9,18 @@ in a later poll.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.call_watch import WatchedCall
 from headrace.infra.kafka.clients import AWAY_ERRORS, translate_error
 from headrace.infra.kafka.group_offsets import MEMBERSHIP_MOVES
 from headrace.infra.kafka.topic_reader import PartitionId, name_partition
-from headrace.infra.kafka.watched_consumer import CALLS
+from headrace.infra.kafka.watched_consumer import CALLS, WatchedConsumer
 from headrace.producers.rollout.owned_partitions import OwnedPartitions
 from headrace.producers.rollout.pauses import COMMIT, Pauses
 from headrace.producers.rollout.started_task import StartedTask
@@ -57,11 +57,10 @@ class TaskCommits:
         group: Consumer group, for errors.
         owned: The partitions to commit.
         pauses: Where waits are reported.
-        has_to_wait: Whether Kafka answers nobody at present; it is asked in another thread.
     """
 
-    def __init__(self, group: str, owned: OwnedPartitions, pauses: Pauses, has_to_wait: Callable[[], bool]) -> None:
-        self._group, self._owned, self._pauses, self._has_to_wait = group, owned, pauses, has_to_wait
+    def __init__(self, group: str, owned: OwnedPartitions, pauses: Pauses) -> None:
+        self._group, self._owned, self._pauses = group, owned, pauses
         self._sent: list[_Commit] = []
         """Commits without an answer, the oldest first."""
         self._starting: list[StartedTask] = []
@@ -90,7 +89,7 @@ class TaskCommits:
         started, self._started = self._started, []
         return started
 
-    def send_due(self, consumer: Consumer, now_s: float, *, is_in_doubt: bool) -> None:
+    def send_due(self, consumer: WatchedConsumer, now_s: float, *, is_in_doubt: bool) -> None:
         """Send what has changed, one commit at a time: new starts at once, ends every 150 ms.
 
         Args:
@@ -115,13 +114,18 @@ class TaskCommits:
         self._owned.note_sent(changed)
         self._send(consumer, changed, starting)
 
-    def send_last(self, consumer: Consumer, partition_ids: Collection[PartitionId]) -> None:
+    def send_last(self, consumer: WatchedConsumer, partition_ids: Collection[PartitionId]) -> None:
         """Commit partitions that the worker gives up.
 
         The client tells Kafka that it gave up the partitions only after the answer, so the next owner sees the commit.
         """
         if partition_ids:
             self._send(consumer, partition_ids, [], is_last=True)
+
+    def close(self) -> None:
+        """Watch no commit any more, because the client that sent them is gone, and nobody waits for its answers."""
+        for commit in self._sent:
+            CALLS.end(commit.watched)
 
     def forget(self, partition_ids: Collection[PartitionId]) -> None:
         """Forget tasks of lost partitions that have not begun."""
@@ -141,7 +145,7 @@ class TaskCommits:
 
     def _send(
         self,
-        consumer: Consumer,
+        consumer: WatchedConsumer,
         partition_ids: Collection[PartitionId],
         starting: list[StartedTask],
         *,
@@ -149,7 +153,7 @@ class TaskCommits:
     ) -> None:
         offsets = [TopicPartition(*commit) for commit in self._owned.list_commits(partition_ids)]
         positions = frozenset((tp.topic, tp.partition, tp.offset) for tp in offsets)
-        watched = CALLS.begin(f"committing for group {self._group}", self._has_to_wait)
+        watched = CALLS.begin(f"committing for group {self._group}", consumer.has_to_wait)
         commit = _Commit(positions, watched, time.monotonic(), starting, is_last)
         self._sent.append(commit)
         try:

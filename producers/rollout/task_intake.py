@@ -18,7 +18,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from headrace.infra.kafka.broker_contact import BrokerContact
-from headrace.infra.kafka.clients import Connection, Message, call_patiently, is_answering, open_consumer
+from headrace.infra.kafka.clients import Connection, Message, call_patiently, open_consumer
 from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.kafka.group_offsets import refuse_errors
 from headrace.infra.kafka.received import take_good_messages
@@ -82,13 +82,11 @@ class TaskIntake(threading.Thread):
         self._member = member
         self._on_start, self._after_revoke = on_start, on_revoke
         self._done: deque[StartedTask] = deque()
-        self._commits = TaskCommits(
-            member.group, self.owned, pauses, has_to_wait=lambda: not is_answering(member.connection)
-        )
+        self._commits = TaskCommits(member.group, self.owned, pauses)
         self._in_good_order = True
         self._drains, self._over = threading.Event(), threading.Event()
         # The default assignor, uniform, balances the sum over all topics: two workers would get one topic each.
-        self._consumer: Consumer = open_consumer(
+        self._consumer = open_consumer(
             member.connection,
             member.name,
             member.group,
@@ -134,6 +132,8 @@ class TaskIntake(threading.Thread):
             self._consumer.close()
         except BaseException as error:  # noqa: BLE001 - the worker's main thread raises it
             self.error = error
+        finally:
+            self._commits.close()
 
     def turn(self) -> None:
         """Take one turn.

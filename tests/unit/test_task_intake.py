@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from headrace.infra.kafka import broker_contact, clients
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.kafka.watched_consumer import CALLS
 from headrace.infra.process.signals import MustRestart
 from headrace.producers.rollout import task_commits, task_intake
 from headrace.producers.rollout.pauses import Pauses
@@ -61,6 +62,7 @@ class Consumer:
     def __init__(self, broker: Broker, on_commit: Callable[..., None] = lambda *_: None) -> None:
         self.broker, self.on_commit = broker, on_commit
         self.next: dict[PartitionId, int] = {}
+        self.has_to_wait = lambda: True
 
     def subscribe(self, _topics: list[str], on_assign: Callable[..., None], **_: Any) -> None:
         self.on_assign = on_assign
@@ -411,6 +413,11 @@ def test_a_commit_without_an_answer_stops_no_poll_is_named_and_starts_nothing_un
     handed: list[StartedTask] = []
     monkeypatch.setattr(intake, "_on_start", handed.append)
     intake.turn()
+    intake._over.set()
+    intake.run()
+    unanswered = {commit.watched for commit in commits._sent}
+    assert unanswered, "the last commit has no answer either"
+    assert not unanswered & CALLS._calls.keys(), "a client that is gone ends no process"
     assert sorted(one.task.number for one in handed if one.task) == [0, 1, 2, 3]
     assert not commits._pauses.detail
 
