@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from headrace.producers.engines.admission import Admission
-from headrace.producers.engines.server_api import ServerLoad
+from headrace.producers.engines.served.admission import Admission
+from headrace.producers.engines.served.server_api import ServerLoad
 
 CAPACITIES, STRIDES = (3000, 6000, 12000), (10, 20)
 PROMPT = 40

@@ -25,8 +25,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, Qwen3Config
 
 from headrace.producers.engines.contract import Generation, Sampling
-from headrace.producers.engines.sampler import draw_uniforms, start_stream
-from headrace.producers.engines.torch_engine import TorchEngine
+from headrace.producers.engines.torch.sampler import draw_uniforms, start_stream
+from headrace.producers.engines.torch.torch_engine import TorchEngine
 
 BATCHES = (1, 32, 128)
 ROUNDS = 3

@@ -21,7 +21,7 @@ from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import Generation, Sampling
-from headrace.producers.engines.torch_engine import TorchEngine
+from headrace.producers.engines.torch.torch_engine import TorchEngine
 from headrace.schemas.records import CuratedGroup, TrajectoryGroup
 from headrace.trainers.advantages import RewardedSequence
 from headrace.trainers.batches.batch import TrainingSequence

@@ -37,12 +37,12 @@ from rich.table import Table
 
 from headrace.infra.recipe.settings import Rollout
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.engines.served_engine import ServedEngine
-from headrace.producers.engines.sglang_api import build_parameters
-from headrace.producers.engines.vllm_api import build_request
+from headrace.producers.engines.served.admission import Admission
+from headrace.producers.engines.served.served_engine import ServedEngine
+from headrace.producers.engines.served.sglang_api import build_parameters
+from headrace.producers.engines.served.vllm_api import build_request
 from headrace.trainers.learner.model import character_tokenizer
 
 CONCURRENT = (1, 8, 64)

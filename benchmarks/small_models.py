@@ -30,7 +30,7 @@ from benchmarks.engine import Size as GenerationSize
 from benchmarks.engine import measure_speeds
 from benchmarks.trainer import batch
 from headrace.infra.recipe.settings import TrainerSettings
-from headrace.producers.engines.torch_engine import TorchEngine
+from headrace.producers.engines.torch.torch_engine import TorchEngine
 from headrace.trainers.batches.batch import TrainingSequence
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import empty_model

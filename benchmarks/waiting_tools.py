@@ -26,9 +26,9 @@ from headrace.envs.payload import problem_to_json
 from headrace.envs.scripted import Scripted
 from headrace.envs.transcript import Transcript
 from headrace.producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings
-from headrace.producers.rollout.engine_room import EngineRoom
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
-from headrace.producers.rollout.slots import Reservation, Slots
+from headrace.producers.rollout.intake.slots import Reservation, Slots
+from headrace.producers.rollout.play.engine_room import EngineRoom
+from headrace.producers.rollout.play.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.schemas.records import Sampling, Task
 
 REQUESTS = 8

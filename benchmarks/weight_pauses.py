@@ -17,7 +17,7 @@ from benchmarks.weight_sets import made, qwen3_shapes, successor
 from headrace.infra.weights.coding import find_changes
 from headrace.infra.weights.delta import items_of
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines.causal_lm import CausalLM
+from headrace.producers.engines.torch.causal_lm import CausalLM
 from headrace.trainers.learner.model import round_to_bf16
 
 DENSITY = 0.01

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.producers.engines.contract import Generation, Sampling
-from headrace.producers.engines.torch_engine import TorchEngine
+from headrace.producers.engines.torch.torch_engine import TorchEngine
 from headrace.trainers.advantages import grpo
 from headrace.trainers.learner.masters import Masters
 from headrace.trainers.learner.model import build_model, character_tokenizer, encode, round_to_bf16

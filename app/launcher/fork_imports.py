@@ -25,7 +25,7 @@ FEED = (*ALL, "headrace.producers.feed.feeder")
 CURATE = (*ALL, "headrace.consumers.curate.curator")
 EVALUATE = (*ALL, "headrace.consumers.evaluate.evaluator")
 ROLLOUT = (*ALL, "headrace.producers.rollout.worker")
-ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch_engine")
+ROLLOUT_WITH_TORCH = (*ROLLOUT, *_MODELS, "headrace.producers.engines.torch.torch_engine")
 TRAIN = (*ALL, "headrace.trainers.train", "headrace.trainers.start", "headrace.trainers.trainer", *_MODELS)
 
 

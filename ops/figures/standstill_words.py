@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.infra.inflection import inflect
-from headrace.producers.rollout.running_episodes import ENDLESS
+from headrace.producers.rollout.play.running_episodes import ENDLESS
 from headrace.schemas.records import WorkerStatus
 
 SHOWN_WORKERS = 3

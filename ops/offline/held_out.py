@@ -21,8 +21,8 @@ from headrace.infra.weights.tensors import WeightsError
 from headrace.producers.engines.contract import EngineError
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.rollout.conclusions import build_workflow_spec
-from headrace.producers.rollout.engine_room import EngineRoom
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
+from headrace.producers.rollout.play.engine_room import EngineRoom
+from headrace.producers.rollout.play.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.schemas.ids import derive_task_seed
 from headrace.schemas.records import Task, TrajectoryGroup
 from headrace.schemas.topics import eval_stream

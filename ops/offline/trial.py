@@ -30,10 +30,10 @@ from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source
 from headrace.producers.feed.planned import build_common_task, build_training_task
 from headrace.producers.rollout.conclusions import build_workflow_spec
-from headrace.producers.rollout.engine_room import EngineRoom
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import encode_group
-from headrace.producers.rollout.reachability import Reachability
+from headrace.producers.rollout.play.engine_room import EngineRoom
+from headrace.producers.rollout.play.episodes import RolloutContext, WorkflowSpec
+from headrace.producers.rollout.play.reachability import Reachability
 from headrace.schemas.episode_errors import MALFORMED, error_key_of
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import Failure, Task, TrajectoryGroup

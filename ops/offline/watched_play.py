@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from headrace.infra.process.signals import INTERRUPTED
 from headrace.ops.offline.held_out import play_all
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
-from headrace.producers.rollout.running_episodes import find_most_common_wait
+from headrace.producers.rollout.play.episodes import RolloutContext, WorkflowSpec
+from headrace.producers.rollout.play.running_episodes import find_most_common_wait
 from headrace.producers.rollout.threads import CountedThreads
 from headrace.producers.rollout.watchdog import TOLD_S, Watchdog, describe_block
 from headrace.schemas.records import Task, TrajectoryGroup

@@ -21,7 +21,7 @@ from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
 
 if TYPE_CHECKING:
-    from headrace.producers.engines.server_settings import ServerKind
+    from headrace.producers.engines.served.server_settings import ServerKind
 
 Opened = tuple[Engine, str]
 OpenEngine = Callable[[Mapping[str, Path], Rollout, int], Opened]
@@ -35,8 +35,8 @@ def open_torch(folders: Mapping[str, Path], rollout: Rollout, concurrency: int) 
     import transformers
 
     from headrace.infra.weights.policy_files import Tokenizer
-    from headrace.producers.engines.causal_lm import Adapted, ModelSource
-    from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+    from headrace.producers.engines.torch.causal_lm import Adapted, ModelSource
+    from headrace.producers.engines.torch.torch_engine import TorchEngine, TorchEngineSettings
 
     settings = TorchEngineSettings(
         max_batch=min(concurrency, MOST_BATCH_ROWS), device=rollout.device, record_routing=rollout.record_routing
@@ -71,13 +71,13 @@ def open_scripted(folders: Mapping[str, Path], rollout: Rollout, _concurrency: i
 
 def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int) -> Opened:
     """Open the engine over generation servers; they start with the first weights."""
-    from headrace.producers.engines.adapter_policy import AdapterPolicy
-    from headrace.producers.engines.model_shapes import ModelShapes
-    from headrace.producers.engines.served_engine import ServedEngine
-    from headrace.producers.engines.served_policy import ServedPolicy
-    from headrace.producers.engines.server_build import describe_build
-    from headrace.producers.engines.server_settings import ServerFactory, find_folder, read_settings
-    from headrace.producers.engines.weight_folders import WeightFolders
+    from headrace.producers.engines.served.adapter_policy import AdapterPolicy
+    from headrace.producers.engines.served.model_shapes import ModelShapes
+    from headrace.producers.engines.served.served_engine import ServedEngine
+    from headrace.producers.engines.served.served_policy import ServedPolicy
+    from headrace.producers.engines.served.server_build import describe_build
+    from headrace.producers.engines.served.server_settings import ServerFactory, find_folder, read_settings
+    from headrace.producers.engines.served.weight_folders import WeightFolders
 
     kind = find_kind(rollout.engine.use)
     settings = read_settings(kind, rollout.engine.settings)
@@ -96,8 +96,8 @@ def open_served(folders: Mapping[str, Path], rollout: Rollout, _concurrency: int
 
 def find_kind(name: str) -> ServerKind:
     """Return the kind of servers that an engine uses. Raises KeyError for an engine without servers."""
-    from headrace.producers.engines.sglang import SGLANG
-    from headrace.producers.engines.vllm import VLLM
+    from headrace.producers.engines.served.sglang import SGLANG
+    from headrace.producers.engines.served.vllm import VLLM
 
     return {"sglang": SGLANG, "vllm": VLLM}[name]
 
@@ -132,7 +132,7 @@ def check_engine(recipe: Recipe) -> None:
     find_named("rollout.engine", engine.use, ENGINES)
     _check_settings(engine)
     if engine.use in SERVED:
-        from headrace.producers.engines.server_settings import check_recipe
+        from headrace.producers.engines.served.server_settings import check_recipe
 
         check_recipe(find_kind(engine.use), recipe)
     for name, workflow in recipe.workflows.items():
@@ -168,10 +168,10 @@ def import_engine(name: str) -> None:
     """
     with _importing:
         if name in SERVED:
-            import headrace.producers.engines.served_engine
+            import headrace.producers.engines.served.served_engine
         if name == "torch":
             import transformers
 
-            import headrace.producers.engines.torch_engine  # noqa: F401 - for its imports
+            import headrace.producers.engines.torch.torch_engine  # noqa: F401 - for its imports
 
             transformers.AutoTokenizer  # noqa: B018 - resolves what transformers imports only when it is asked for

@@ -10,9 +10,9 @@ from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.run.run import Run, read_revisions
 from headrace.producers.engines.contract import Engine
 from headrace.producers.rollout.conclusions import Concluder
+from headrace.producers.rollout.intake.slots import Reservation, Slots
+from headrace.producers.rollout.intake.started_task import NotAdmitted
 from headrace.producers.rollout.run_follower import RunFollower
-from headrace.producers.rollout.slots import Reservation, Slots
-from headrace.producers.rollout.started_task import NotAdmitted
 from headrace.schemas.records import Task
 
 log = structlog.get_logger()

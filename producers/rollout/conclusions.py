@@ -19,20 +19,20 @@ from headrace.infra.recipe.settings import Named, Recipe
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreError
-from headrace.producers.rollout.episodes import (
+from headrace.producers.rollout.failure_brake import FailureBrake
+from headrace.producers.rollout.group_records import build_outgoing, count_generated_tokens, encode_claim, encode_group
+from headrace.producers.rollout.intake.started_task import StartedTask
+from headrace.producers.rollout.pauses import DELIVERY, STORE, Pauses
+from headrace.producers.rollout.play.episodes import (
     RolloutContext,
     WorkflowSpec,
     build_unplayed_groups,
     play_group,
 )
-from headrace.producers.rollout.failure_brake import FailureBrake
-from headrace.producers.rollout.failures import FailureLog, build_failure
-from headrace.producers.rollout.group_records import build_outgoing, count_generated_tokens, encode_claim, encode_group
-from headrace.producers.rollout.pauses import DELIVERY, STORE, Pauses
+from headrace.producers.rollout.play.failures import FailureLog, build_failure
+from headrace.producers.rollout.play.scoring import LimitedScoring
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.run_follower import RunFollower
-from headrace.producers.rollout.scoring import LimitedScoring
-from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.worker_status import WorkCounts
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headrace.infra.kafka.clients import Outgoing
-from headrace.producers.rollout.failures import build_failure
+from headrace.producers.rollout.play.failures import build_failure
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import Stamp

@@ -18,15 +18,15 @@ from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_in
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine
-from headrace.producers.rollout.engine_room import EngineRoom
+from headrace.producers.rollout.intake.slots import Slots
+from headrace.producers.rollout.intake.task_intake import TaskIntake
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.play.engine_room import EngineRoom
+from headrace.producers.rollout.play.running_episodes import RunningEpisodes
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.run_end import RunEnd
 from headrace.producers.rollout.run_follower import RunFollower
-from headrace.producers.rollout.running_episodes import RunningEpisodes
-from headrace.producers.rollout.slots import Slots
-from headrace.producers.rollout.task_intake import TaskIntake
 from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.watchdog import (
     EXIT_CODE,

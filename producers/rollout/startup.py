@@ -17,12 +17,12 @@ from headrace.infra.weights.files import FilesError
 from headrace.infra.weights.policy_files import Tokenizer, fetch_policy_files
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import import_engine, open_engine
-from headrace.producers.rollout.engine_room import EngineRoom
-from headrace.producers.rollout.episodes import RolloutContext
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.reachability import Reachability
+from headrace.producers.rollout.play.engine_room import EngineRoom
+from headrace.producers.rollout.play.episodes import RolloutContext
+from headrace.producers.rollout.play.reachability import Reachability
+from headrace.producers.rollout.play.running_episodes import RunningEpisodes
 from headrace.producers.rollout.run_follower import RunFollower
-from headrace.producers.rollout.running_episodes import RunningEpisodes
 from headrace.producers.rollout.weight_loader import WeightLoader
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ import structlog
 from headrace.infra.errors import ERROR_MARK, HeadraceError
 from headrace.infra.own_frames import locate_thread
 from headrace.infra.process.end_report import report_end
-from headrace.producers.rollout.running_episodes import find_most_common_wait
+from headrace.producers.rollout.play.running_episodes import find_most_common_wait
 
 log = structlog.get_logger()
 

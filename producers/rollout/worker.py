@@ -36,13 +36,13 @@ from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import import_engine
 from headrace.producers.rollout.admission import Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.group_records import choose_topic
+from headrace.producers.rollout.intake.started_task import StartedTask
+from headrace.producers.rollout.intake.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.pauses import KAFKA
+from headrace.producers.rollout.play.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.runtime import Options, WorkerRuntime
-from headrace.producers.rollout.started_task import StartedTask
 from headrace.producers.rollout.startup import WorkerStartup
-from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.version_holds import HELD_VERSIONS, VersionHolds
 from headrace.producers.rollout.watchdog import Watchdog
 from headrace.producers.rollout.weight_loader import WeightLoader

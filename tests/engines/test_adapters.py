@@ -23,7 +23,7 @@ from headrace.infra.weights.lora import add_adapter, build_adapter_config, map_p
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.engines.served_engine import ServedEngine
+from headrace.producers.engines.served.served_engine import ServedEngine
 
 pytestmark = pytest.mark.timeout(600)
 CONFIG = build_adapter_config(8, 16, ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"])

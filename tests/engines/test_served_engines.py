@@ -32,10 +32,10 @@ from made_models import (
 
 from headrace.envs.contract import Generation
 from headrace.infra.recipe.settings import Rollout
-from headrace.producers.engines import generation_server
 from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.engines.served_engine import ServedEngine
+from headrace.producers.engines.served import generation_server
+from headrace.producers.engines.served.served_engine import ServedEngine
 
 pytestmark = pytest.mark.timeout(600)
 LONG = Sampling(max_tokens=400)

@@ -50,11 +50,11 @@ from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.selectors.contract import AcceptAll
 from headrace.producers.feed.task_source import TaskSource
+from headrace.producers.rollout.intake.slots import Reservation
+from headrace.producers.rollout.intake.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.published_weights import PublishedWeights
 from headrace.producers.rollout.run_follower import RunFollower
-from headrace.producers.rollout.slots import Reservation
-from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas import codec
 from headrace.schemas.avro import schema_of
 from headrace.schemas.headers import HeaderError, Stamp, task_stamp

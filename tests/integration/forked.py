@@ -20,7 +20,7 @@ from typing import Any
 
 PRELOADED = [
     "headrace.consumers.curate.curator",
-    "headrace.producers.engines.torch_engine",
+    "headrace.producers.engines.torch.torch_engine",
     "headrace.producers.feed.feeder",
     "headrace.producers.rollout.worker",
     "headrace.trainers.trainer",

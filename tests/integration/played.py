@@ -12,7 +12,7 @@ from headrace.envs.contract import Actor, Environment, Episode, Generation, Prob
 from headrace.envs.judging import score_answer
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
-from headrace.producers.rollout.actor import EngineActor
+from headrace.producers.rollout.play.actor import EngineActor
 
 STEP_S = 0.1
 

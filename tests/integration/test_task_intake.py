@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 from headrace.infra.kafka.clients import open_consumer
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
-from headrace.producers.rollout import task_commits, task_intake
+from headrace.producers.rollout.intake import task_commits, task_intake
+from headrace.producers.rollout.intake.slots import Slots
+from headrace.producers.rollout.intake.started_task import StartedTask
+from headrace.producers.rollout.intake.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.slots import Slots
-from headrace.producers.rollout.started_task import StartedTask
-from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas.records import Task
 
 

@@ -14,8 +14,8 @@ import transformers
 
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.producers.engines.contract import Generation
-from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.engine_room import EngineRoom, EpisodeClock
+from headrace.producers.rollout.play.actor import EngineActor
+from headrace.producers.rollout.play.engine_room import EngineRoom, EpisodeClock
 from headrace.schemas.records import Sampling
 
 END = "<|im_end|>"

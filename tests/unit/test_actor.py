@@ -13,7 +13,7 @@ from chat_models import END, prepare_actor, save_tokenizer
 from headrace.envs.contract import Generation
 from headrace.infra.weights.policy_files import Tokenizer
 from headrace.producers.engines.stop_texts import StopTexts, find_stop
-from headrace.producers.rollout.actor import EngineActor
+from headrace.producers.rollout.play.actor import EngineActor
 from headrace.schemas.records import Sampling
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from benchmarks.admission import measure
 
-from headrace.producers.engines.admission import FIRST, NO_LIMIT, Admission
-from headrace.producers.engines.server_api import ServerLoad
+from headrace.producers.engines.served.admission import FIRST, NO_LIMIT, Admission
+from headrace.producers.engines.served.server_api import ServerLoad
 
 
 @pytest.mark.parametrize("answers", ["short", "long"])

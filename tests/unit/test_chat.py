@@ -17,7 +17,7 @@ from headrace.envs.chat import Chat, ChatError
 from headrace.envs.contract import Actor, Problem
 from headrace.envs.messages import Message
 from headrace.infra.weights.prompt_tokens import NoChatTemplate
-from headrace.producers.rollout.actor import EngineActor
+from headrace.producers.rollout.play.actor import EngineActor
 
 ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -22,11 +22,11 @@ from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import conclusions
 from headrace.producers.rollout.admission import MOST_UNDELIVERED, MOST_WAITING, Admission
 from headrace.producers.rollout.conclusions import Concluder, build_workflow_spec
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.failure_brake import LENIENT, LONGEST_S, FailureBrake
+from headrace.producers.rollout.intake.slots import Reservation, Slots
+from headrace.producers.rollout.intake.started_task import StartedTask
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.slots import Reservation, Slots
-from headrace.producers.rollout.started_task import StartedTask
+from headrace.producers.rollout.play.episodes import RolloutContext, WorkflowSpec
 from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.worker_status import WorkCounts

@@ -18,7 +18,7 @@ from headrace.infra.recipe.settings import Rollout
 from headrace.producers.engines import scripted
 from headrace.producers.engines.contract import Engine, EngineError, EngineStats, Generation, Sampling, VersionGone
 from headrace.producers.engines.registry import open_engine
-from headrace.producers.engines.weight_set import Ended, WeightSet
+from headrace.producers.engines.torch.weight_set import Ended, WeightSet
 from headrace.trainers.learner.model import character_tokenizer
 
 ALPHABET = "0123456789/=?"

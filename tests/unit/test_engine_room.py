@@ -21,10 +21,16 @@ from headrace.envs.workflows.single_turn import single_turn
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST
 from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import worker
-from headrace.producers.rollout.engine_room import EngineRoom, EpisodeClock
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, _build_actors, play_episode, play_group
-from headrace.producers.rollout.score_threads import ScoreThreads
-from headrace.producers.rollout.slots import Slots
+from headrace.producers.rollout.intake.slots import Slots
+from headrace.producers.rollout.play.engine_room import EngineRoom, EpisodeClock
+from headrace.producers.rollout.play.episodes import (
+    RolloutContext,
+    WorkflowSpec,
+    _build_actors,
+    play_episode,
+    play_group,
+)
+from headrace.producers.rollout.play.score_threads import ScoreThreads
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 

@@ -17,7 +17,6 @@ from headrace.envs.payload import PayloadError, problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.producers.engines.contract import EngineError, EngineStats, Generation, VersionGone
-from headrace.producers.rollout.episodes import RolloutContext, WorkflowSpec, play_group
 from headrace.producers.rollout.group_records import (
     build_outgoing,
     build_stamp,
@@ -25,8 +24,9 @@ from headrace.producers.rollout.group_records import (
     encode_claim,
     encode_group,
 )
-from headrace.producers.rollout.running_episodes import EPISODE, MANY_TURNS, QUIET_S, RunningEpisodes
-from headrace.producers.rollout.scoring import LimitedScoring, ScoreTimeLimit
+from headrace.producers.rollout.play.episodes import RolloutContext, WorkflowSpec, play_group
+from headrace.producers.rollout.play.running_episodes import EPISODE, MANY_TURNS, QUIET_S, RunningEpisodes
+from headrace.producers.rollout.play.scoring import LimitedScoring, ScoreTimeLimit
 from headrace.schemas import codec, records
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import ClaimCheck, Failure, Sampling, Task, TrajectoryGroup

@@ -11,8 +11,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensor_file import encode_safetensors
-from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import EngineError
+from headrace.producers.engines.torch.causal_lm import CausalLM
 from headrace.trainers.learner.model import ModelError, build_model, encode_model_files, round_to_bf16, to_torch
 
 TINY: dict[str, Any] = {**EXPERTS, "num_experts": 4, "tie_word_embeddings": True}

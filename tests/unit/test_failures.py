@@ -30,9 +30,9 @@ from headrace.ops.episode_errors import ErrorsFold
 from headrace.ops.faults import Fault, collect_faults
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.feed.selectors.registry import load_selector
-from headrace.producers.rollout.actor import EngineActor
-from headrace.producers.rollout.failures import FailureLog, build_failure, build_tool_errors, convert_to_exception
-from headrace.producers.rollout.scoring import ScoreTimeLimit
+from headrace.producers.rollout.play.actor import EngineActor
+from headrace.producers.rollout.play.failures import FailureLog, build_failure, build_tool_errors, convert_to_exception
+from headrace.producers.rollout.play.scoring import ScoreTimeLimit
 from headrace.schemas import codec
 from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, error_key_of, group_errors
 from headrace.schemas.records import DeadLetter, EpisodeError, Failure, Outcome, Task, TrajectoryGroup
@@ -155,7 +155,7 @@ def test_an_error_that_cannot_say_what_it_is_is_told_wherever_own_code_may_raise
 def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
     assert not is_own_file(asyncio.__file__)
     assert not is_own_file(pytest.__file__)
-    assert not is_own_file(sys.modules["headrace.producers.rollout.failures"].__file__ or "")
+    assert not is_own_file(sys.modules["headrace.producers.rollout.play.failures"].__file__ or "")
     assert not is_own_file(str(Path(sys.modules["headrace.infra.own_frames"].__file__ or "").resolve()))
     assert not is_own_file("<frozen importlib>")
     assert choose_location([]) == ""

@@ -15,10 +15,15 @@ import pytest
 from patience import PATIENCE_S
 
 from headrace.infra.process.child_process import wait_without_reaping
-from headrace.producers.engines import generation_server
 from headrace.producers.engines.contract import EngineAway
-from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
-from headrace.producers.engines.server_api import ServerApi, ServerAway
+from headrace.producers.engines.served import generation_server
+from headrace.producers.engines.served.generation_server import (
+    EngineProcess,
+    GenerationServer,
+    ServedWeights,
+    ServerLaunch,
+)
+from headrace.producers.engines.served.server_api import ServerApi, ServerAway
 
 NEVER_READY = "import time; time.sleep(600)"
 

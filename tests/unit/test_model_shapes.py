@@ -9,7 +9,7 @@ from tiny_models import SMALLEST
 
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import EngineError
-from headrace.producers.engines.model_shapes import ModelShapes
+from headrace.producers.engines.served.model_shapes import ModelShapes
 
 
 @pytest.fixture(scope="module")

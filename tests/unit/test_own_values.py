@@ -18,7 +18,7 @@ from headrace.envs.contract import Problem, RoleTrajectory, Score
 from headrace.envs.transcript import Transcript
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Named, TrainerSettings
-from headrace.producers.rollout.scoring import LimitedScoring
+from headrace.producers.rollout.play.scoring import LimitedScoring
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Sequence, Trajectory, TrajectoryGroup
 from headrace.trainers.learner.learner import Learner

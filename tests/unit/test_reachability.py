@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from headrace.envs.contract import Episode
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.reachability import LONGEST_WAIT_S, MOST_TIMES, SAID_AFTER_S, Reachability
+from headrace.producers.rollout.play.reachability import LONGEST_WAIT_S, MOST_TIMES, SAID_AFTER_S, Reachability
 from headrace.schemas.records import Failure
 
 AWAY = Failure(0, "unreachable", "ConnectionRefusedError: no", "own.py:5 in judge")

@@ -14,7 +14,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Policy
 from headrace.ops.model_check import check_model_files
-from headrace.producers.engines.server_settings import ServerSettings, find_python
+from headrace.producers.engines.served.server_settings import ServerSettings, find_python
 
 POLICY = Policy(path="model")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from patience import PATIENCE_S
 
-from headrace.producers.engines import request_gate
-from headrace.producers.engines.admission import Admission
-from headrace.producers.engines.request_gate import RequestGate
+from headrace.producers.engines.served import request_gate
+from headrace.producers.engines.served.admission import Admission
+from headrace.producers.engines.served.request_gate import RequestGate
 
 
 def can_stay() -> bool:

@@ -24,12 +24,12 @@ from headrace.producers.engines.contract import EngineStats, VersionGone
 from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.rollout import watchdog, worker
+from headrace.producers.rollout.intake.slots import Slots
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
+from headrace.producers.rollout.play.running_episodes import EPISODE, RunningEpisodes
 from headrace.producers.rollout.run_end import RunEnd
-from headrace.producers.rollout.running_episodes import EPISODE, RunningEpisodes
 from headrace.producers.rollout.runtime import NO_PARTITIONS, WorkerRuntime
-from headrace.producers.rollout.slots import Slots
 from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.version_holds import VersionHolds
 from headrace.producers.rollout.watchdog import LONGEST_STEP_S, STUCK_REMEDY, Stalled, StallWatch, Watchdog

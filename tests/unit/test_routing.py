@@ -21,7 +21,7 @@ from headrace.infra.weights.tensors import hash_weights
 from headrace.ops.recipe_check import check_names
 from headrace.producers.engines.contract import Generation as Made
 from headrace.producers.engines.contract import Sampling
-from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+from headrace.producers.engines.torch.torch_engine import TorchEngine, TorchEngineSettings
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Routing, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack, pad

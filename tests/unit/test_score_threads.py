@@ -19,9 +19,9 @@ from patience import PATIENCE_S
 from test_episodes import TASK, Echo, FakeEngine, context, spec
 
 from headrace.envs.contract import Problem, Score
-from headrace.producers.rollout.episodes import WorkflowSpec, play_group
-from headrace.producers.rollout.score_threads import MOST_STUCK, ScoreThreads, ScoreTimeLimit, _Call, _ScoreThread
-from headrace.producers.rollout.scoring import LimitedScoring
+from headrace.producers.rollout.play.episodes import WorkflowSpec, play_group
+from headrace.producers.rollout.play.score_threads import MOST_STUCK, ScoreThreads, ScoreTimeLimit, _Call, _ScoreThread
+from headrace.producers.rollout.play.scoring import LimitedScoring
 from headrace.schemas.records import TrajectoryGroup
 
 
@@ -172,7 +172,7 @@ def test_with_too_many_scores_stuck_none_is_begun() -> None:
 
 HOLDS_ALL = """
 import asyncio, re
-from headrace.producers.rollout import score_threads
+from headrace.producers.rollout.play import score_threads
 
 score_threads.GRACE_S = 0.3
 async def ask():

@@ -17,21 +17,21 @@ from told_lock import ToldLock
 
 from headrace.infra.embedded.server_process import ServerError
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines import generation_server, request_gate, served_engine
-from headrace.producers.engines.admission import Admission
 from headrace.producers.engines.contract import EngineAway, EngineError, Generation, Sampling, VersionGone
-from headrace.producers.engines.generation_server import (
+from headrace.producers.engines.owned_folder import OwnedFolder
+from headrace.producers.engines.served import generation_server, request_gate, served_engine
+from headrace.producers.engines.served.admission import Admission
+from headrace.producers.engines.served.generation_server import (
     EngineProcess,
     GenerationServer,
     ServedWeights,
     ServerLaunch,
 )
-from headrace.producers.engines.model_shapes import ModelShapes
-from headrace.producers.engines.owned_folder import OwnedFolder
-from headrace.producers.engines.served_engine import ServedEngine
-from headrace.producers.engines.served_policy import ServedPolicy
-from headrace.producers.engines.server_api import Answer, ServerAway, ServerLoad, WeightsRefused
-from headrace.producers.engines.weight_folders import WeightFolders
+from headrace.producers.engines.served.model_shapes import ModelShapes
+from headrace.producers.engines.served.served_engine import ServedEngine
+from headrace.producers.engines.served.served_policy import ServedPolicy
+from headrace.producers.engines.served.server_api import Answer, ServerAway, ServerLoad, WeightsRefused
+from headrace.producers.engines.served.weight_folders import WeightFolders
 
 SAMPLING = Sampling(max_tokens=6)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.producers.engines.server_api import HttpConnections, ServerAway
+from headrace.producers.engines.served.server_api import HttpConnections, ServerAway
 
 
 @pytest.fixture

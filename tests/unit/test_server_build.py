@@ -12,9 +12,9 @@ import pytest
 from answering_server import answering_server
 from structlog.testing import capture_logs
 
-from headrace.producers.engines.server_build import describe_build
-from headrace.producers.engines.server_settings import read_settings
-from headrace.producers.engines.sglang import SGLANG
+from headrace.producers.engines.served.server_build import describe_build
+from headrace.producers.engines.served.server_settings import read_settings
+from headrace.producers.engines.served.sglang import SGLANG
 
 
 def build_of(body: bytes, status: int = 200) -> str:

@@ -19,14 +19,19 @@ from told_lock import ToldLock
 
 from headrace.infra.weights.lora import build_adapter_config
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines.adapter_policy import AdapterPolicy
 from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
-from headrace.producers.engines.generation_server import EngineProcess, GenerationServer, ServedWeights, ServerLaunch
-from headrace.producers.engines.model_shapes import ModelShapes
-from headrace.producers.engines.server_api import Answer, HttpConnections, ServerAway, WeightsRefused
-from headrace.producers.engines.sglang import build_words
-from headrace.producers.engines.sglang_adapters import SGLangAdapters
-from headrace.producers.engines.weight_folders import WeightFolders
+from headrace.producers.engines.served.adapter_policy import AdapterPolicy
+from headrace.producers.engines.served.generation_server import (
+    EngineProcess,
+    GenerationServer,
+    ServedWeights,
+    ServerLaunch,
+)
+from headrace.producers.engines.served.model_shapes import ModelShapes
+from headrace.producers.engines.served.server_api import Answer, HttpConnections, ServerAway, WeightsRefused
+from headrace.producers.engines.served.sglang import build_words
+from headrace.producers.engines.served.sglang_adapters import SGLangAdapters
+from headrace.producers.engines.served.weight_folders import WeightFolders
 
 FOLDER = Path("weights")
 SAMPLING = Sampling(max_tokens=9)

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from headrace.producers.engines.contract import EngineError, Sampling
-from headrace.producers.engines.server_api import HttpConnections, ServerAway, ServerLoad
-from headrace.producers.engines.sglang_api import SGLangApi, build_parameters, read_answer
+from headrace.producers.engines.served.server_api import HttpConnections, ServerAway, ServerLoad
+from headrace.producers.engines.served.sglang_api import SGLangApi, build_parameters, read_answer
 
 ANSWER: dict[str, Any] = {
     "output_ids": [7, 8, 9],

@@ -14,10 +14,10 @@ import transformers
 
 from headrace.infra.weights.experts import ExpertLayers
 from headrace.producers.engines.contract import EngineError, Sampling
-from headrace.producers.engines.model_shapes import ModelShapes
-from headrace.producers.engines.served_engine import _join_answers
-from headrace.producers.engines.server_api import NOTHING, Answer, HttpConnections, WeightsRefused
-from headrace.producers.engines.sglang_experts import SGLangExperts, read_routing
+from headrace.producers.engines.served.model_shapes import ModelShapes
+from headrace.producers.engines.served.served_engine import _join_answers
+from headrace.producers.engines.served.server_api import NOTHING, Answer, HttpConnections, WeightsRefused
+from headrace.producers.engines.served.sglang_experts import SGLangExperts, read_routing
 
 EXPERTS = ExpertLayers(layers=(0, 2), all_layers=3, experts=300, per_token=2)
 SAMPLING = Sampling(max_tokens=9)

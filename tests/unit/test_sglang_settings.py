@@ -12,12 +12,12 @@ import pytest
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.weights.experts import ExpertLayers
-from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.registry import check_engine
-from headrace.producers.engines.server_settings import ServerFactory, find_folder, find_python, read_settings
-from headrace.producers.engines.sglang import SGLANG
-from headrace.producers.engines.sglang_experts import SGLangExperts
-from headrace.producers.engines.vllm import VLLM
+from headrace.producers.engines.served.generation_server import ServedWeights
+from headrace.producers.engines.served.server_settings import ServerFactory, find_folder, find_python, read_settings
+from headrace.producers.engines.served.sglang import SGLANG
+from headrace.producers.engines.served.sglang_experts import SGLangExperts
+from headrace.producers.engines.served.vllm import VLLM
 
 HERE = f'python="{sys.executable}"'
 

@@ -20,11 +20,11 @@ from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.kafka.watched_consumer import CALLS
 from headrace.infra.process.signals import MustRestart
-from headrace.producers.rollout import task_commits, task_intake
+from headrace.producers.rollout.intake import task_commits, task_intake
+from headrace.producers.rollout.intake.slots import Reservation, Slots
+from headrace.producers.rollout.intake.started_task import StartedTask
+from headrace.producers.rollout.intake.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.slots import Reservation, Slots
-from headrace.producers.rollout.started_task import StartedTask
-from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.schemas import codec
 from headrace.schemas.records import Task
 

@@ -10,10 +10,10 @@ import pytest
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import MOST_EPISODES
-from headrace.producers.rollout.owned_partitions import OwnedPartitions
-from headrace.producers.rollout.slots import Reservation, Slots
-from headrace.producers.rollout.started_task import NOT_REFUSED, StartedTask
-from headrace.producers.rollout.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask, list_unusable
+from headrace.producers.rollout.intake.owned_partitions import OwnedPartitions
+from headrace.producers.rollout.intake.slots import Reservation, Slots
+from headrace.producers.rollout.intake.started_task import NOT_REFUSED, StartedTask
+from headrace.producers.rollout.intake.task_queue import REVISION_PATIENCE_S, TaskQueue, WaitingTask, list_unusable
 from headrace.schemas.ids import LONGEST_NAME
 from headrace.schemas.records import Task
 

@@ -20,11 +20,11 @@ from transformers import (
 
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines import torch_engine
-from headrace.producers.engines.causal_lm import CausalLM
 from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling
-from headrace.producers.engines.sampler import Draw, Filters, draw_uniforms, sample, start_stream
-from headrace.producers.engines.torch_engine import TorchEngine, TorchEngineSettings
+from headrace.producers.engines.torch import torch_engine
+from headrace.producers.engines.torch.causal_lm import CausalLM
+from headrace.producers.engines.torch.sampler import Draw, Filters, draw_uniforms, sample, start_stream
+from headrace.producers.engines.torch.torch_engine import TorchEngine, TorchEngineSettings
 
 VOCABULARY = 48
 CONTEXT = 256

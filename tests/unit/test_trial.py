@@ -28,7 +28,7 @@ from headrace.ops.offline import watched_play
 from headrace.ops.offline.given_answers import parse_answers
 from headrace.ops.offline.trial import OwnCodeFailed, TrialRequest, Tried, try_recipe
 from headrace.producers.rollout import watchdog
-from headrace.producers.rollout.episodes import RolloutContext
+from headrace.producers.rollout.play.episodes import RolloutContext
 from headrace.producers.rollout.threads import CountedThreads
 from headrace.producers.rollout.watchdog import Watchdog
 from headrace.trainers.advantages import grpo

@@ -12,10 +12,10 @@ import pytest
 
 from headrace.infra.weights.lora import build_adapter_config
 from headrace.producers.engines.contract import EngineError, Sampling
-from headrace.producers.engines.generation_server import ServedWeights
-from headrace.producers.engines.server_api import NOTHING, Answer, HttpConnections, ServerAway, WeightsRefused
-from headrace.producers.engines.vllm import build_words
-from headrace.producers.engines.vllm_adapters import VllmAdapters, choose_rank
+from headrace.producers.engines.served.generation_server import ServedWeights
+from headrace.producers.engines.served.server_api import NOTHING, Answer, HttpConnections, ServerAway, WeightsRefused
+from headrace.producers.engines.served.vllm import build_words
+from headrace.producers.engines.served.vllm_adapters import VllmAdapters, choose_rank
 
 FOLDER = Path("weights")
 SAMPLING = Sampling(max_tokens=9)

@@ -13,11 +13,11 @@ import pytest
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.engines.contract import EngineError, Sampling
-from headrace.producers.engines.generation_server import ServedWeights
 from headrace.producers.engines.registry import check_engine
-from headrace.producers.engines.server_api import Answer, HttpConnections, ServerAway, ServerLoad, WeightsRefused
-from headrace.producers.engines.vllm import build_words
-from headrace.producers.engines.vllm_api import VllmApi, build_request, read_answer, read_metrics
+from headrace.producers.engines.served.generation_server import ServedWeights
+from headrace.producers.engines.served.server_api import Answer, HttpConnections, ServerAway, ServerLoad, WeightsRefused
+from headrace.producers.engines.served.vllm import build_words
+from headrace.producers.engines.served.vllm_api import VllmApi, build_request, read_answer, read_metrics
 
 FOLDER = Path("weights")
 CHOICE = {"token_ids": [7, 8, 9], "logprobs": {"token_logprobs": [-0.5, -1.0, -0.25]}, "finish_reason": "stop"}

@@ -16,9 +16,9 @@ from told_lock import ToldLock
 
 from headrace.infra.weights.tensor_file import split_safetensors
 from headrace.infra.weights.tensors import Tensor
-from headrace.producers.engines import weight_folders
 from headrace.producers.engines.contract import EngineError
-from headrace.producers.engines.weight_folders import FILE, WeightFolders
+from headrace.producers.engines.served import weight_folders
+from headrace.producers.engines.served.weight_folders import FILE, WeightFolders
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
 WEIGHTS = {"layer": Tensor("F32", (2, 3), memoryview(NUMBERS.tobytes()))}

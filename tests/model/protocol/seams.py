@@ -16,7 +16,7 @@ from headrace.infra.kafka import clients, cluster_topics, group_offsets, run_loo
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run import group_consumer, revisions
 from headrace.ops import swap
-from headrace.producers.rollout import task_commits, task_intake
+from headrace.producers.rollout.intake import task_commits, task_intake
 from headrace.schemas import codec, ids
 from headrace.trainers import start, trainer
 from headrace.trainers.versions import resume

@@ -11,11 +11,11 @@ from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader
 from headrace.producers.rollout.admission import Admission
 from headrace.producers.rollout.group_records import build_outgoing, encode_group
+from headrace.producers.rollout.intake.slots import Slots
+from headrace.producers.rollout.intake.started_task import StartedTask
+from headrace.producers.rollout.intake.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.run_follower import RunFollower
-from headrace.producers.rollout.slots import Slots
-from headrace.producers.rollout.started_task import StartedTask
-from headrace.producers.rollout.task_intake import Subscription, TaskIntake
 from headrace.producers.rollout.weight_loader import WeightLoader
 from headrace.schemas.records import Failure, TrajectoryGroup
 from protocol.broker import STAGE
