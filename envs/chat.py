@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 import structlog
 
-from headrace.envs.contract import Actor, Generation, Problem, SamplingOptions, check_tools, tool_name
+from headrace.envs.contract import Actor, Generation, Problem, SamplingOptions
 from headrace.envs.messages import Message, Prompt, as_messages, check_messages
+from headrace.envs.rendering import ChatError, Reading, Rendering
 from headrace.envs.thoughts import decode_completion, is_within_thought
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall, parse_tool_calls
-from headrace.envs.transcript import Transcript
+from headrace.envs.transcript import Branches
 from headrace.schemas import records
+
+__all__ = ["Chat", "ChatError", "WhenFull"]
 
 log = structlog.get_logger()
 
@@ -33,10 +35,6 @@ EXCERPT = 40
 """Characters of two renderings to log around their first difference."""
 _reported: set[str] = set()
 """Roles whose rewritten history is already logged, because a template rewrites it in every episode."""
-
-
-class ChatError(ValueError):
-    """A conversation cannot be rendered for the policy; the message gives the reason."""
 
 
 class Chat:
@@ -54,6 +52,7 @@ class Chat:
             continue with. The last two begin a new sequence, and stop if nothing more can be removed.
         room: Tokens that an answer needs; by default 1 for "stop", else a quarter of the context.
         agent_id: Id of the agent among those of its role.
+        parent: Index, among the role's sequences of the episode, of the one that started this conversation; or -1.
 
     Raises TypeError for invalid messages, and for images.
     """
@@ -69,20 +68,20 @@ class Chat:
         when_full: WhenFull = "stop",
         room: int | None = None,
         agent_id: str = "",
+        parent: int = -1,
     ) -> None:
         if not callable(when_full) and when_full not in ("stop", "drop_oldest"):
             raise ChatError(f'when_full must be "stop", "drop_oldest" or a function, got {when_full!r}')
         self.role = role
-        self.tools = check_tools("tools", tools)
         self.rewrites = 0
         """How often the template rewrote earlier messages, so that a new sequence began."""
-        self._actor, self._agent_id = actor, agent_id
+        self._actor = actor
+        self._rendering = Rendering(actor, tools, template_arguments)
+        self._branches = Branches(role, agent_id, parent)
         self._text_prompt = prompt if isinstance(prompt, str) and not self.tools and not template_arguments else None
         self._messages = list(check_messages("messages", as_messages(prompt)))
         self._given = len(self._messages)
-        self._template_arguments = dict(template_arguments or {})
         self._when_full, self._room = when_full, room
-        self._transcripts: list[Transcript] = []
         self._kept: str | None = None
         """Text of the newest sequence; None before the first one, and after only a text prompt."""
         self._last: Generation | None = None
@@ -108,6 +107,11 @@ class Chat:
             when_full=when_full,
             room=room,
         )
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """JSON schemas of the tools."""
+        return self._rendering.tools
 
     @property
     def messages(self) -> tuple[dict[str, Any], ...]:
@@ -157,65 +161,65 @@ class Chat:
             await asyncio.sleep(0)  # a loop that does not look at the finish reason must not block the worker
             return Generation(records.no_ints(), records.no_floats(), (), "length")
         self._is_full = False
-        transcript = self._transcripts[-1]
+        transcript = self._branches.newest
         self._asked = transcript.ids
         self._last = self._open = await self._actor.generate(self._asked, **sampling)
         transcript.add_generation(self._last)
         return self._last
 
+    def reward_answer(self, reward: float) -> None:
+        """Give the newest answer a reward of its own, any number. Raises ChatError without an answer."""
+        if self._last is None:
+            raise ChatError("there is no answer that a reward could be for")
+        self._branches.newest.reward_turn(reward)
+
     def sequences(
         self, reward: float | None = None, baseline: float | None = None, *, first: int = 0
     ) -> tuple[records.Sequence, ...]:
         """Return the sequences for a RoleTrajectory; `first` is the index of the first one there."""
-        made = [transcript.sequence(reward, baseline) for transcript in self._transcripts]
-        return tuple(replace(one, parent=one.parent + first) if one.parent >= 0 else one for one in made)
+        return self._branches.sequences(reward, baseline, first)
 
     def _add_answer_message(self) -> None:
         """Turn the newest answer into a message, and update the text of the sequence."""
         if self._open is None:
             return
-        ids, reason = self._open.ids, self._open.finish_reason
-        said = self._actor.decode(ids, special_tokens=True)
-        is_ended = reason == "stop" and len(ids) and not self._actor.decode(ids[-1:])  # by a special token, not by text
-        end = self._actor.decode(ids[-1:], special_tokens=True) if is_ended else ""
-        self._kept = (self._render(self._messages) if self._kept is None else self._kept) + said
-        self._messages.append({"role": "assistant", "content": said.removesuffix(end)})
+        said, content = self._rendering.read_answer(self._open)
+        self._kept = (self._rendering.render(self._messages) if self._kept is None else self._kept) + said
+        self._messages.append({"role": "assistant", "content": content})
         self._open = None
 
     async def _extend_sequences(self) -> bool:
         """Extend the newest sequence by the new messages, or begin another; return whether an answer has room."""
-        if self._text_prompt is not None and not self._transcripts and len(self._messages) == 1:
-            self._begin().prompt(self._actor.encode(self._text_prompt))
+        if self._text_prompt is not None and not self._branches and len(self._messages) == 1:
+            self._branches.begin(self._actor.encode(self._text_prompt))
             return True
-        text = self._render(self._messages)
-        if self._kept is not None and text.startswith(self._kept):
-            transcript, rest = self._transcripts[-1], self._actor.encode_plain(text[len(self._kept) :])
-            if self._has_room(len(transcript.ids) + len(rest)):
-                transcript.observe(rest)
-                self._kept = text
-                return True
-        else:
-            ids = self._actor.encode_rendered(text)
-            if self._has_room(len(ids)):
-                if self._kept is not None:
-                    self._note_rewrite(self._kept, text)
-                self._begin(text).prompt(ids)
-                return True
-            if not self._transcripts:
-                raise ChatError(
-                    f"the first prompt, of {len(ids)} tokens, is too long for the model's context of "
-                    f"{self._actor.context} tokens, of which an answer needs {self._find_room()}: shorten the prompt"
-                )
+        reading = self._rendering.read(self._messages, self._kept)
+        if self._has_room(reading):
+            if self._kept is not None and not reading.goes_on:
+                self._note_rewrite(self._kept, reading.text)
+            self._take(reading)
+            return True
+        if not self._branches:
+            raise ChatError(
+                f"the first prompt, of {len(reading.ids)} tokens, is too long for the model's context of "
+                f"{self._actor.context} tokens, of which an answer needs {self._find_room()}: shorten the prompt"
+            )
         return await self._shorten()
+
+    def _take(self, reading: Reading) -> None:
+        if reading.goes_on:
+            self._branches.newest.observe(reading.ids)
+        else:
+            self._branches.begin(reading.ids)
+        self._kept = reading.text
 
     async def _shorten(self) -> bool:
         """Begin a sequence with a shorter conversation; return whether this leaves enough room."""
         async for shorter in self._list_shorter():
-            text = self._render(shorter)
-            ids = self._actor.encode_rendered(text)
-            if self._has_room(len(ids)):
+            reading = self._rendering.read(shorter)
+            if self._has_room(reading):
                 self._messages = list(shorter)
-                self._begin(text).prompt(ids)
+                self._take(reading)
                 return True
         return False
 
@@ -229,28 +233,13 @@ class Chat:
             while len(shorter := leave_out_oldest(messages, self._given)) < len(messages):
                 yield (messages := shorter)
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        text = self._actor.render(messages, tools=self.tools, template_arguments=self._template_arguments)
-        if hidden := [name for name in map(tool_name, self.tools) if name not in text]:
-            raise ChatError(
-                f"the chat template of this policy does not show the tools {', '.join(hidden)}: use a template that "
-                "shows tools; or give the chat no tools, and describe them in the prompt"
-            )
-        return text
-
-    def _has_room(self, tokens: int) -> bool:
+    def _has_room(self, reading: Reading) -> bool:
+        tokens = len(reading.ids) + (len(self._branches.newest.ids) if reading.goes_on else 0)
         return tokens + self._find_room() <= self._actor.context
 
     def _find_room(self) -> int:
         """Return how many tokens an answer needs."""
         return self._room or (1 if self._when_full == "stop" else max(1, self._actor.context // 4))
-
-    def _begin(self, text: str | None = None) -> Transcript:
-        """Begin a sequence with the rendered `text` as prompt."""
-        turn = self._transcripts[-1].turn if self._transcripts else 0
-        self._transcripts.append(Transcript(self.role, self._agent_id, len(self._transcripts) - 1, turn))
-        self._kept = text
-        return self._transcripts[-1]
 
     def _note_rewrite(self, kept: str, text: str) -> None:
         self.rewrites += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +82,13 @@ class Transcript:
 
     generated = add_generation  # deprecated name, which users' workflows may still call
 
+    def reward_turn(self, reward: float) -> None:
+        """Give the newest generation a reward for this turn alone (any number). Raises TranscriptError without one."""
+        at = next((at for at in reversed(range(len(self._spans))) if self._spans[at].kind == "generated"), None)
+        if at is None:
+            raise TranscriptError("there is no generation yet that a reward could be for")
+        self._spans[at] = replace(self._spans[at], reward=check_number("the reward of a turn", reward))
+
     def sequence(self, reward: float | None = None, baseline: float | None = None) -> records.Sequence:
         """Return the record of all tokens so far. A None reward or baseline comes from the trajectory or the group."""
         return records.Sequence(
@@ -123,6 +131,43 @@ class Transcript:
         self._ids.extend(ids.tolist() if isinstance(ids, np.ndarray) else ids)
         self._spans.append(span)
         self._logprobs.append(logprobs)
+
+
+class Branches:
+    """The sequences of one conversation. Whenever its history is written anew, another one begins.
+
+    Args:
+        role: Role of the policy.
+        agent_id: Id of the agent among those of its role.
+        parent: Index, among the role's sequences of the episode, of the one that started this conversation; or -1.
+    """
+
+    def __init__(self, role: str, agent_id: str = "", parent: int = -1) -> None:
+        self._role, self._agent_id, self._parent = role, agent_id, parent
+        self._transcripts: list[Transcript] = []
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self._transcripts)
+
+    @property
+    def newest(self) -> Transcript:
+        """The sequence that goes on."""
+        return self._transcripts[-1]
+
+    def begin(self, prompt: Ids) -> None:
+        """Begin a sequence with the tokens of a prompt; its turns are counted on."""
+        turn = self.newest.turn if self._transcripts else 0
+        transcript = Transcript(self._role, self._agent_id, len(self._transcripts) - 1, turn)
+        transcript.prompt(prompt)
+        self._transcripts.append(transcript)
+
+    def sequences(
+        self, reward: float | None = None, baseline: float | None = None, first: int = 0
+    ) -> tuple[records.Sequence, ...]:
+        """Return the records; `first` is the index of the first one among the role's sequences of the episode."""
+        made = [transcript.sequence(reward, baseline) for transcript in self._transcripts]
+        return tuple(replace(one, parent=one.parent + first if one.parent >= 0 else self._parent) for one in made)
 
 
 def merge_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:

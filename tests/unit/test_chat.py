@@ -248,3 +248,26 @@ def test_a_first_prompt_that_is_too_long_and_an_unknown_policy_are_refused(tmp_p
     unknown: Any = "forget"
     with pytest.raises(ChatError, match="when_full must be"):
         Chat(actor, "solver", [ASKED], when_full=unknown)
+
+
+def test_an_answer_may_have_a_reward_of_its_own_beside_that_of_the_episode(tmp_path: Path) -> None:
+    chat = Chat(prepare_actor(save_tokenizer(tmp_path), "1" + END, "2" + END), "solver", [ASKED])
+    with pytest.raises(ChatError, match="no answer"):
+        chat.reward_answer(1.0)
+
+    play(chat)
+    chat.reward_answer(0.5)
+    play(chat)
+
+    [sequence] = chat.sequences(reward=1.0)
+    assert sequence.reward == 1.0
+    assert [span.reward for span in sequence.spans if span.kind == "generated"] == [0.5, None]
+
+
+def test_a_conversation_that_another_one_started_names_the_sequence_that_did(tmp_path: Path) -> None:
+    actor = prepare_actor(save_tokenizer(tmp_path, DROPS_THOUGHTS), "<think>a</think>1" + END, "2" + END)
+    chat = Chat(actor, "solver", [ASKED], agent_id="sub-1", parent=4)
+
+    play(chat, ASKED)
+
+    assert [(one.agent_id, one.parent) for one in chat.sequences(first=7)] == [("sub-1", 4), ("sub-1", 7)]
