@@ -52,7 +52,6 @@ class Chat:
             continue with. The last two begin a new sequence, and stop if nothing more can be removed.
         room: Tokens that an answer needs; by default 1 for "stop", else a quarter of the context.
         agent_id: Id of the agent among those of its role.
-        parent: Index, among the role's sequences of the episode, of the one that started this conversation; or -1.
 
     Raises TypeError for invalid messages, and for images.
     """
@@ -68,7 +67,6 @@ class Chat:
         when_full: WhenFull = "stop",
         room: int | None = None,
         agent_id: str = "",
-        parent: int = -1,
     ) -> None:
         if not callable(when_full) and when_full not in ("stop", "drop_oldest"):
             raise ChatError(f'when_full must be "stop", "drop_oldest" or a function, got {when_full!r}')
@@ -77,7 +75,7 @@ class Chat:
         """How often the template rewrote earlier messages, so that a new sequence began."""
         self._actor = actor
         self._rendering = Rendering(actor, tools, template_arguments)
-        self._branches = Branches(role, agent_id, parent)
+        self._branches = Branches(role, agent_id)
         self._text_prompt = prompt if isinstance(prompt, str) and not self.tools and not template_arguments else None
         self._messages = list(check_messages("messages", as_messages(prompt)))
         self._given = len(self._messages)
@@ -112,6 +110,11 @@ class Chat:
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """JSON schemas of the tools."""
         return self._rendering.tools
+
+    @property
+    def sequence_count(self) -> int:
+        """Number of sequences so far."""
+        return len(self._branches)
 
     @property
     def messages(self) -> tuple[dict[str, Any], ...]:
@@ -174,10 +177,10 @@ class Chat:
         self._branches.newest.reward_turn(reward)
 
     def sequences(
-        self, reward: float | None = None, baseline: float | None = None, *, first: int = 0
+        self, reward: float | None = None, baseline: float | None = None, *, first: int = 0, parent: int = -1
     ) -> tuple[records.Sequence, ...]:
-        """Return the sequences for a RoleTrajectory; `first` is the index of the first one there."""
-        return self._branches.sequences(reward, baseline, first)
+        """Return the sequences for a RoleTrajectory; the arguments are those of `Branches.sequences`."""
+        return self._branches.sequences(reward, baseline, first, parent)
 
     def _add_answer_message(self) -> None:
         """Turn the newest answer into a message, and update the text of the sequence."""

@@ -28,9 +28,11 @@ ENVIRONMENTS = {
     "mixture": "headrace.envs.mixture:Mixture",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
     "scripted": "headrace.envs.scripted:Scripted",
+    "split_sums": "headrace.envs.split_sums:SplitSums",
 }
 WORKFLOWS = {
     "single_turn": "headrace.envs.workflows.single_turn:single_turn",
+    "spawn": "headrace.envs.workflows.spawn:spawn",
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
     "tools": "headrace.envs.workflows.tools:tools",
 }

@@ -139,11 +139,10 @@ class Branches:
     Args:
         role: Role of the policy.
         agent_id: Id of the agent among those of its role.
-        parent: Index, among the role's sequences of the episode, of the one that started this conversation; or -1.
     """
 
-    def __init__(self, role: str, agent_id: str = "", parent: int = -1) -> None:
-        self._role, self._agent_id, self._parent = role, agent_id, parent
+    def __init__(self, role: str, agent_id: str = "") -> None:
+        self._role, self._agent_id = role, agent_id
         self._transcripts: list[Transcript] = []
 
     def __len__(self) -> int:
@@ -163,11 +162,18 @@ class Branches:
         self._transcripts.append(transcript)
 
     def sequences(
-        self, reward: float | None = None, baseline: float | None = None, first: int = 0
+        self, reward: float | None = None, baseline: float | None = None, first: int = 0, parent: int = -1
     ) -> tuple[records.Sequence, ...]:
-        """Return the records; `first` is the index of the first one among the role's sequences of the episode."""
+        """Return the records.
+
+        Args:
+            reward: Of each sequence; None: that of the trajectory.
+            baseline: Of each sequence; None: that of the group.
+            first: Index of the first one among the role's sequences of the episode.
+            parent: Index there of the sequence that started this conversation; -1 for none.
+        """
         made = [transcript.sequence(reward, baseline) for transcript in self._transcripts]
-        return tuple(replace(one, parent=one.parent + first if one.parent >= 0 else self._parent) for one in made)
+        return tuple(replace(one, parent=one.parent + first if one.parent >= 0 else parent) for one in made)
 
 
 def merge_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,7 +59,12 @@ async def answer_calls(
 
     Raises the error of a tool that cannot reach its server, because that is no fault of the policy.
     """
-    running = [asyncio.create_task(answer_call(call, tools, problem, limits)) for call in calls]
+    return await run_together([answer_call(call, tools, problem, limits) for call in calls])
+
+
+async def run_together(calls: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
+    """Run coroutines at the same time; return their outcomes in order. An error cancels the others."""
+    running = [asyncio.create_task(call) for call in calls]
     try:
         return list(await asyncio.gather(*running))
     finally:
@@ -72,15 +77,15 @@ async def answer_call(
 ) -> Outcome:
     """Run a call. Raises the error of a tool that cannot reach its server."""
     if isinstance(call, InvalidToolCall):
-        return _build("", f"error: {call.error}", "unknown_tools" if call.is_unknown else "bad_calls", limits)
+        return build_outcome("", f"error: {call.error}", "unknown_tools" if call.is_unknown else "bad_calls", limits)
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
         known = ", ".join(tool.name for tool in tools)
-        return _build("", f"error: there is no tool {call.name}; the tools are {known}", "unknown_tools", limits)
+        return build_outcome("", f"error: there is no tool {call.name}; the tools are {known}", "unknown_tools", limits)
     try:
         arguments = tool.read_arguments(call.arguments)
     except BadArguments as error:
-        return _build(tool.name, f"error: {error}", "bad_calls", limits)
+        return build_outcome(tool.name, f"error: {error}", "bad_calls", limits)
     return await _run(tool, arguments | ({PROBLEM: problem} if tool.takes_problem else {}), limits)
 
 
@@ -89,16 +94,16 @@ async def _run(tool: Tool, arguments: Mapping[str, Any], limits: Limits) -> Outc
         found = await call_tool(tool.function, arguments, limits.call_limit_s)
         text = show_result(found)
     except ToolOverdue as error:
-        return _build(tool.name, f"error: {error}", "tool_timeouts", limits, error, error.at)
+        return build_outcome(tool.name, f"error: {error}", "tool_timeouts", limits, error, error.at)
     except Exception as error:
         if isinstance(error, TimeoutError) or is_unreachable(error):
             raise
         told = f"error: {type(error).__name__}: {read_error_text(error)}".removesuffix(": ")
-        return _build(tool.name, told, "tool_errors", limits, error)
+        return build_outcome(tool.name, told, "tool_errors", limits, error)
     if found is None and not tool.may_return_none:
         why = TypeError(f"the tool {tool.name} returned None: return a text, or declare `-> None`")
-        return _build(tool.name, text, "none_outputs", limits, why, locate_function(tool.function).strip(" ()"))
-    return _build(tool.name, text, "", limits)
+        return build_outcome(tool.name, text, "none_outputs", limits, why, locate_function(tool.function).strip(" ()"))
+    return build_outcome(tool.name, text, "", limits)
 
 
 def show_result(value: Any) -> str:
@@ -113,7 +118,10 @@ def show_result(value: Any) -> str:
     return str(value)
 
 
-def _build(tool: str, text: str, kind: Kind, limits: Limits, error: Exception | None = None, at: str = "") -> Outcome:
+def build_outcome(
+    tool: str, text: str, kind: Kind, limits: Limits, error: Exception | None = None, at: str = ""
+) -> Outcome:
+    """Return the outcome of a call, with its text cut to the limit."""
     text = make_encodable(text)
     fault = text.removeprefix("error: ") if kind else ""
     most = limits.observation_chars

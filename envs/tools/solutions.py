@@ -7,16 +7,17 @@ form, whatever the form of the policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, WorkedExample
 from headrace.envs.messages import Message, as_messages
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
 from headrace.envs.tools.functions import Tool, read_tools
-from headrace.envs.tools.outcomes import Limits, Outcome, answer_calls
+from headrace.envs.tools.outcomes import Limits, Outcome, answer_call, build_outcome
+from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, list_callable
 from headrace.infra.own_frames import describe_with_location, locate_error
 from headrace.schemas.ids import derive_seed
 
@@ -53,16 +54,57 @@ class SolutionError(ValueError):
     """A solution that cannot be played; the message says why."""
 
 
-async def play_solution(environment: Environment, problem: Problem, limits: Limits) -> SolutionPlayed:
+class SolvedCalls:
+    """Answers the calls of solutions. A call of `spawn` gets the last answer of its agent's solution.
+
+    Args:
+        environment: Has the tools, and solves its problems.
+        limits: Of the workflow.
+        with_agents: Whether the workflow has sub-agents.
+    """
+
+    def __init__(self, environment: Environment, limits: Limits, *, with_agents: bool = False) -> None:
+        self.environment = environment
+        self.tools = list_callable(environment) if with_agents else read_tools(environment)
+        self._limits = limits
+
+    async def answer(self, calls: Sequence[ToolCall | InvalidToolCall], problem: Problem) -> list[Outcome]:
+        """Return the outcomes of the calls of one answer. Raises SolutionError for a sub-agent's wrong solution."""
+        return [await self._answer(call, problem) for call in calls]
+
+    def list_problems(self, problem: Problem) -> Iterator[Problem]:
+        """Yield a problem, and those of the sub-agents that its solution starts."""
+        yield problem
+        for answer in take_answers(self.environment, problem):
+            for call in parse_short_calls(answer, self.tools):
+                if self._is_spawn(call):
+                    yield from self.list_problems(self._build_sub_problem(call, problem))
+
+    def _is_spawn(self, call: ToolCall | InvalidToolCall) -> TypeGuard[ToolCall]:
+        return SPAWN in self.tools and isinstance(call, ToolCall) and call.name == SPAWN.name
+
+    def _build_sub_problem(self, call: ToolCall, problem: Problem) -> Problem:
+        return build_sub_problem(self.environment, problem, SPAWN.read_arguments(call.arguments)["task"])
+
+    async def _answer(self, call: ToolCall | InvalidToolCall, problem: Problem) -> Outcome:
+        if not self._is_spawn(call):
+            return await answer_call(call, self.tools, problem, self._limits)
+        played = await play_solution(self, sub := self._build_sub_problem(call, problem))
+        if played.fault:
+            raise SolutionError(f"the sub-agent for {sub.text!r}: {played.fault}")
+        return build_outcome(SPAWN.name, played.turns[-1].answer, "", self._limits)
+
+
+async def play_solution(solved: SolvedCalls, problem: Problem) -> SolutionPlayed:
     """Run the calls of a problem's solution, and score its last answer; whatever is wrong is in the result."""
+    environment = solved.environment
     turns: list[TurnPlayed] = []
     reward, fault = 0.0, ""
     try:
-        tools = read_tools(environment)
-        answers = _take_answers(environment, problem)
+        answers = take_answers(environment, problem)
         for turn, answer in enumerate(answers, 1):
-            calls = parse_short_calls(answer, tools)
-            outcomes = await answer_calls(calls, tools, problem, limits)
+            calls = parse_short_calls(answer, solved.tools)
+            outcomes = await solved.answer(calls, problem)
             turns.append(TurnPlayed(answer, tuple(one.text for one in outcomes)))
             if bad := next((one for one in outcomes if one.kind), None):
                 fault = f"turn {turn}: {_describe(bad)}"
@@ -83,7 +125,8 @@ async def play_solution(environment: Environment, problem: Problem, limits: Limi
     return SolutionPlayed(problem.task_id, tuple(turns), reward, fault)
 
 
-def _take_answers(environment: Any, problem: Problem) -> list[str]:
+def take_answers(environment: Any, problem: Problem) -> list[str]:
+    """Return the answers of a problem's solution. Raises SolutionError if they are no list of texts."""
     answers = environment.solve(problem)
     if isinstance(answers, str) or not isinstance(answers, Sequence) or not answers:
         raise SolutionError(f"`solve` must return a list of answers, got {answers!r:.60}")
@@ -102,20 +145,20 @@ class SolutionExamples:
     """Worked examples for a warm start: the turns of solutions, each after the turns before it.
 
     Args:
-        environment: Solves its problems.
+        solved: Answers the calls.
         form: `hermes` or `short`.
-        limits: Of the workflow.
     """
 
-    def __init__(self, environment: Environment, form: str, limits: Limits) -> None:
-        self._environment, self._form, self._limits = environment, form, limits
-        self._tools = read_tools(environment)
+    def __init__(self, solved: SolvedCalls, form: str) -> None:
+        self._solved, self._form, self._tools = solved, form, solved.tools
 
     def example(self, index: int) -> WorkedExample:
         """Return one turn of the solution of a problem of the split `warm_start`. Raises SolutionError."""
-        problem = self._environment.problem("warm_start", index)
-        answers = _take_answers(self._environment, problem)
-        turn = derive_seed("turn", index) % len(answers)
+        environment = self._solved.environment
+        problems = list(self._solved.list_problems(environment.problem("warm_start", index)))
+        turns = [(one, turn) for one in problems for turn in range(len(take_answers(environment, one)))]
+        problem, turn = turns[derive_seed("turn", index) % len(turns)]
+        answers = take_answers(environment, problem)
         messages = [*as_messages(problem.prompt), *asyncio.run(self._play(answers[:turn], problem))]
         schemas = [tool.schema for tool in self._tools] if self._form == HERMES else ()
         return WorkedExample(messages, self._write(answers[turn]), problem.template_arguments, schemas)
@@ -125,7 +168,7 @@ class SolutionExamples:
         messages: list[Message] = []
         for answer in answers:
             calls = parse_short_calls(answer, self._tools)
-            outcomes = await answer_calls(calls, self._tools, problem, self._limits)
+            outcomes = await self._solved.answer(calls, problem)
             messages.append({"role": "assistant", "content": self._write(answer)})
             messages += build_observations(self._form, outcomes)
         return messages
@@ -137,7 +180,9 @@ class SolutionExamples:
 
     def _write_call(self, call: ToolCall | InvalidToolCall) -> str:
         if isinstance(call, InvalidToolCall):
-            raise SolutionError(f"a solution of environment {self._environment.name} has a wrong call: {call.error}")
+            raise SolutionError(
+                f"a solution of environment {self._solved.environment.name} has a wrong call: {call.error}"
+            )
         tool = find_tool(self._tools, call.name)
         return write_hermes_call(ToolCall(call.name, tool.read_arguments(call.arguments)))
 
@@ -147,6 +192,11 @@ def find_tool(tools: Sequence[Tool], name: str) -> Tool:
     return next(tool for tool in tools if tool.name == name)
 
 
-def read_limits(settings: Mapping[str, Any]) -> Limits:
+def _read_limits(settings: Mapping[str, Any]) -> Limits:
     """Return the limits in the settings of a workflow."""
     return Limits(**{name: settings[name] for name in ("call_limit_s", "observation_chars") if name in settings})
+
+
+def open_solved_calls(environment: Environment, workflow: str, settings: Mapping[str, Any]) -> SolvedCalls:
+    """Return what answers the calls of an environment's solutions, as a workflow with its settings would."""
+    return SolvedCalls(environment, _read_limits(settings), with_agents=workflow == SPAWN.name)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from headrace.envs.chat import Chat
-from headrace.envs.contract import Actor, Environment, Episode, Generation, Problem, RoleTrajectory, ToolError
+from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
 from headrace.envs.judging import score_answer
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
-from headrace.envs.tools.forms import (
-    AUTO,
-    CALLS,
-    HERMES,
-    build_observations,
-    choose_form,
-    fit_to_policy,
-    list_lacking,
-    parse_short_calls,
-    refuse_cut_call,
-)
-from headrace.envs.tools.functions import Tool, read_tools
-from headrace.envs.tools.outcomes import KINDS, Limits, Outcome, answer_calls
+from headrace.envs.tools.forms import AUTO, CALLS, HERMES, choose_form, list_lacking
+from headrace.envs.tools.functions import read_tools
+from headrace.envs.tools.outcomes import Limits, Outcome, answer_calls
+from headrace.envs.tools.turns import Budget, Tally, play_turns
 
 
 def check_roles(roles: Collection[str]) -> None:
@@ -58,26 +47,6 @@ def list_lacking_characters(environment: Environment, alphabet: str) -> str:
     return list_lacking(alphabet, read_tools(environment))
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What happened in an episode so far."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    errors: list[ToolError] = field(default_factory=list)
-
-    def note(self, outcomes: Sequence[Outcome]) -> None:
-        """Count the outcomes of one answer."""
-        turn = self.counts["turns"]
-        self.counts["calls"] += len(outcomes)
-        self.counts["cut_outputs"] += sum(one.is_cut for one in outcomes)
-        self.counts.update(one.kind for one in outcomes if one.kind)
-        self.errors += [told for one in outcomes if (told := one.tell(turn)) is not None]
-
-    def list_parts(self) -> dict[str, float]:
-        """Return the parts of the reward."""
-        return {name: float(self.counts[name]) for name in ("turns", "calls", *KINDS, "cut_outputs")}
-
-
 async def tools(  # noqa: PLR0913 - the settings by name
     problem: Problem,
     env: Environment,
@@ -109,25 +78,15 @@ async def tools(  # noqa: PLR0913 - the settings by name
             "workflow of your own"
         )
     [(role, actor)] = actors.items()
-    known, limits, tally = read_tools(env), Limits(call_limit_s, observation_chars), _Tally()
+    known, limits, tally = read_tools(env), Limits(call_limit_s, observation_chars), Tally()
     form = choose_form(calls, actor, known, problem)
     schemas = [tool.schema for tool in known] if form == HERMES else ()
     chat = Chat(actor, role, problem.prompt, tools=schemas, template_arguments=problem.template_arguments)
-    while len((made := await chat.generate()).ids):
-        tally.counts["turns"] += 1
-        asked = _parse_calls(chat, made, form, known)
-        if not asked or tally.counts["turns"] >= max_turns:
-            break
-        outcomes = [fit_to_policy(one, actor) for one in await answer_calls(asked, known, problem, limits)]
-        tally.note(outcomes)
-        chat.add(*build_observations(form, outcomes))
+
+    async def answer(asked: Sequence[ToolCall | InvalidToolCall]) -> Sequence[Outcome]:
+        return await answer_calls(asked, known, problem, limits)
+
+    await play_turns(chat, actor, form, known, answer, tally=tally, max_turns=max_turns, budget=Budget())
     score = await score_answer(env, problem, chat.text)
     parts = {**tally.list_parts(), **score.parts}
     return {role: RoleTrajectory(score.reward, chat.sequences(), parts, tally.errors)}
-
-
-def _parse_calls(chat: Chat, made: Generation, form: str, known: Sequence[Tool]) -> list[ToolCall | InvalidToolCall]:
-    if form == HERMES:
-        return chat.tool_calls
-    found = parse_short_calls(chat.text, known)
-    return refuse_cut_call(found, chat.text) if made.finish_reason == "length" else found

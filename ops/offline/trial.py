@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.envs.tools.solutions import SolutionPlayed, Solves, play_solution, read_limits
+from headrace.envs.tools.solutions import SolutionPlayed, Solves, open_solved_calls, play_solution
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
@@ -41,7 +41,7 @@ from headrace.schemas.topics import variant_of
 
 SOLUTIONS = 16
 """Worked solutions that a trial plays."""
-TOOLS = "tools"
+WITH_CALLS = ("tools", "spawn")
 
 
 class OwnCodeFailed(HeadraceError):
@@ -165,14 +165,15 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
 def _play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
     """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
     wanted = recipe.workflows[workflow]
-    if wanted.workflow.use != TOOLS or not isinstance(
+    if wanted.workflow.use not in WITH_CALLS or not isinstance(
         environment := build_workflow_spec(recipe, workflow).environment, Solves
     ):
         return
+    solved = open_solved_calls(environment, wanted.workflow.use, wanted.workflow.settings)
     size = environment.size("train")
     for index in range(SOLUTIONS if size is None else min(size, SOLUTIONS)):
         problem = environment.problem("train", index)
-        yield asyncio.run(play_solution(environment, problem, read_limits(wanted.workflow.settings)))
+        yield asyncio.run(play_solution(solved, problem))
 
 
 def _make_start(recipe: Recipe, policy: str) -> Start:

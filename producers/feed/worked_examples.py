@@ -10,7 +10,7 @@ import structlog
 
 from headrace.envs.contract import Environment, GivesExamples, WorkedExample
 from headrace.envs.tools.forms import AUTO, HERMES, SHORT
-from headrace.envs.tools.solutions import SolutionExamples, Solves, read_limits
+from headrace.envs.tools.solutions import SolutionExamples, Solves, open_solved_calls
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_partition
@@ -74,10 +74,11 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
         )
     found = environments[workflow]
     if isinstance(found, Solves) and not isinstance(found, GivesExamples):
-        settings = recipe.workflows[workflow].workflow.settings
+        played = recipe.workflows[workflow].workflow
         form = SHORT if recipe.policies[policy].alphabet else HERMES
-        asked = settings.get("calls", AUTO)
-        return SolutionExamples(found, form if asked == AUTO else asked, read_limits(settings))
+        asked = played.settings.get("calls", AUTO)
+        solved = open_solved_calls(found, played.use, played.settings)
+        return SolutionExamples(solved, form if asked == AUTO else asked)
     if not isinstance(found, GivesExamples):
         raise UsageError(
             f"policies.{policy}.warm_start needs worked examples, but environment "

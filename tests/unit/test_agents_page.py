@@ -18,7 +18,7 @@ from headrace.envs.contract import GivesExamples, Problem, Score
 from headrace.envs.ledger import Ledger
 from headrace.envs.registry import load_environment
 from headrace.envs.tools.outcomes import KINDS, Limits
-from headrace.envs.tools.solutions import SolutionExamples, SolutionPlayed, play_solution
+from headrace.envs.tools.solutions import SolutionExamples, SolutionPlayed, SolvedCalls, play_solution
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.feed.worked_examples import find_first_environment
 from headrace.trainers.learner.warm_start import PromptAndCompletion
@@ -29,7 +29,7 @@ EXAMPLE = ROOT / "examples" / "tools_agent.py"
 
 
 def play(environment: Any, index: int = 0) -> SolutionPlayed:
-    return asyncio.run(play_solution(environment, environment.problem("held_out", index), Limits()))
+    return asyncio.run(play_solution(SolvedCalls(environment, Limits()), environment.problem("held_out", index)))
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_the_turns_of_solutions_are_the_worked_examples_of_a_warm_start(tmp_path
     assert [message["role"] for message in last.prompt] == ["user", "assistant", "user", "assistant", "user"]
     assert last.prompt[-1]["content"] == f"= {last.completion}\n"
 
-    shown = SolutionExamples(env, "hermes", Limits()).example(made.index(last))
+    shown = SolutionExamples(SolvedCalls(env, Limits()), "hermes").example(made.index(last))
     call = r'<tool_call>{"name": "(add|mul)", "arguments": {"a": \d+, "b": \d+}}</tool_call>'
     assert re.fullmatch(call, shown.prompt[4]["content"])
     tokenizer = save_tokenizer(tmp_path)

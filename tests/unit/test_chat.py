@@ -266,8 +266,8 @@ def test_an_answer_may_have_a_reward_of_its_own_beside_that_of_the_episode(tmp_p
 
 def test_a_conversation_that_another_one_started_names_the_sequence_that_did(tmp_path: Path) -> None:
     actor = prepare_actor(save_tokenizer(tmp_path, DROPS_THOUGHTS), "<think>a</think>1" + END, "2" + END)
-    chat = Chat(actor, "solver", [ASKED], agent_id="sub-1", parent=4)
+    chat = Chat(actor, "solver", [ASKED], agent_id="sub-1")
 
     play(chat, ASKED)
 
-    assert [(one.agent_id, one.parent) for one in chat.sequences(first=7)] == [("sub-1", 4), ("sub-1", 7)]
+    assert [(one.agent_id, one.parent) for one in chat.sequences(first=7, parent=4)] == [("sub-1", 4), ("sub-1", 7)]
