@@ -28,6 +28,7 @@ ENVIRONMENTS = {
     "mixture": "headrace.envs.mixture:Mixture",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
     "scripted": "headrace.envs.scripted:Scripted",
+    "search": "headrace.envs.search.environment:Search",
     "split_sums": "headrace.envs.split_sums:SplitSums",
 }
 WORKFLOWS = {
