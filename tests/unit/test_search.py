@@ -70,7 +70,7 @@ def test_own_documents_and_questions_take_the_place_of_the_world(tmp_path: Path)
     assert world.search("Rome") == "Rome: has a river, the Tiber"
     assert world.score(world.problem("train", 0), "the tiber").reward == 1
     (tmp_path / "docs.jsonl").write_text('{"title": "Rome"}\n')
-    with pytest.raises(TaskFileError, match=r"line 1.*`text`"):
+    with pytest.raises(TaskFileError, match=r"docs.jsonl:1 needs a text"):
         Search(1, corpus=str(tmp_path / "docs.jsonl"), questions=questions).search("Rome")
 
 
