@@ -1,4 +1,4 @@
-"""Sums whose parts an agent may give to sub-agents: `3+5,6+7?` asks for the last digit of the sum of all numbers."""
+"""Sums whose parts an agent may give to sub-agents: `3+5,6+7?` asks for the sum of all four digits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ _TASK = re.compile(r"\d(\+\d)*(,\d(\+\d)*)*\?")
 
 
 class SplitSums:
-    """Problems without end. `parts` is the number of sums of two digits. Raises ValueError for fewer than two."""
+    """Problems without end.
+
+    Args:
+        seed: Of the problems.
+        parts: Number of sums of two digits, 2 or more.
+        most: The largest digit, from 1 to 9.
+
+    Raises ValueError for a setting out of its range.
+    """
 
     name = "split_sums"
 
-    def __init__(self, seed: int, parts: int = 2) -> None:
-        if parts < 2:
-            raise ValueError(f"parts, the number of sums to add, must be 2 or more; got {parts}")
-        self._seed, self._parts = seed, parts
+    def __init__(self, seed: int, parts: int = 2, most: int = 9) -> None:
+        if parts < 2 or not 1 <= most <= 9:
+            raise ValueError(f"parts must be 2 or more, and most from 1 to 9; got {parts} and {most}")
+        self._seed, self._parts, self._most = seed, parts, most
 
     def size(self, split: Split) -> int | None:  # noqa: ARG002 - the protocol's
         """Return None: the problems do not end."""
@@ -29,14 +37,15 @@ class SplitSums:
     def problem(self, split: Split, index: int) -> Problem:
         """Return a problem; held-out problems are the same for every seed."""
         draw = Random(f"split_sums {split} {0 if split == 'held_out' else self._seed} {index}")  # noqa: S311
-        return _build(",".join(f"{draw.randrange(10)}+{draw.randrange(10)}" for _ in range(self._parts)) + "?")
+        digits = [draw.randint(0, self._most) for _ in range(2 * self._parts)]
+        return _build(",".join(f"{a}+{b}" for a, b in zip(digits[::2], digits[1::2], strict=True)) + "?")
 
     def sub_problem(self, problem: Problem, task: str) -> Problem:  # noqa: ARG002 - the protocol's
         """Return the problem of a sub-agent, which gets the task as it is."""
         return _build(task.strip())
 
     def score(self, problem: Problem, text: str) -> Score:
-        """Return reward 1 for the digit alone, else 0."""
+        """Return reward 1 for the sum alone, else 0."""
         return Score(float(bool(problem.answer) and read_answer(text).strip() == problem.answer))
 
     def solve(self, problem: Problem) -> Sequence[str]:
@@ -48,5 +57,5 @@ class SplitSums:
 
 
 def _build(text: str) -> Problem:
-    answer = str(sum(map(int, re.findall(r"\d", text))) % 10) if _TASK.fullmatch(text) else ""
+    answer = str(sum(map(int, re.findall(r"\d", text)))) if _TASK.fullmatch(text) else ""
     return Problem(text, text, answer=answer)

@@ -211,6 +211,14 @@ def swap(
 
 def compare(
     sweep: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A sweep file, or a shipped sweep by name.")],
+    curve: Annotated[
+        bool,
+        typer.Option(
+            "--curve",
+            help="Take a recipe in place of a sweep, and show whether it learns: three seeds, and a control with a "
+            "learning rate of 0.",
+        ),
+    ] = False,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Data folder.", show_default=".headrace/<sweep>")
     ] = None,
@@ -226,6 +234,8 @@ def compare(
     again to resume: finished runs are not repeated. Exit code 1 when a run failed; the others still count.
 
     Example: [bold]headrace compare efficient-data --plot efficient-data.png[/]
+
+    Example: [bold]headrace compare --curve tools[/]
     """
     from rich.markup import escape
 
@@ -235,11 +245,11 @@ def compare(
     from headrace.infra.process.signals import INTERRUPTED
     from headrace.ops.compare.comparison import build_comparison
     from headrace.ops.compare.sweep import play
-    from headrace.ops.compare.sweep_file import load_sweep
+    from headrace.ops.compare.sweep_file import build_curve, load_sweep
     from headrace.ops.plain_json import encode_json
 
     log_quietly()
-    asked, runs = load_sweep(sweep)
+    asked, runs = build_curve(sweep) if curve else load_sweep(sweep)
     if plot is not None:
         from headrace.app.views.chart import check_picture
 

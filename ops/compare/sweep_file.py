@@ -23,6 +23,7 @@ from headrace.infra.recipe.table import Settings
 from headrace.schemas.topics import check_name
 
 OWN = ("seed", "name")
+CURVE_SEEDS = (1, 2, 3)
 SHARED_KEYS = ("kafka.bootstrap", "kafka.client", "store")
 """Keys of a recipe that all runs of a sweep take from [kafka] and [store] of the sweep file."""
 
@@ -36,6 +37,8 @@ class Variant(Settings):
     """Name in tables; by default the last part of the recipe's name."""
     sets: tuple[str, ...] = Field((), alias="set")
     """Changes of the recipe, as in `["trainer.steps=40"]`."""
+    seeds: tuple[int, ...] = ()
+    """Its seeds; by default those of the sweep."""
 
 
 class Sweep(Settings):
@@ -100,6 +103,22 @@ def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
         raise UsageError(f"sweep {name_or_path}: {error}") from error
 
 
+def build_curve(recipe: str) -> tuple[Sweep, list[SweepRun]]:
+    """Return the learning curve of a recipe: it with three seeds, and a control whose weights never change.
+
+    Raises UsageError as `load_sweep` does.
+    """
+    loaded = load_recipe(recipe)
+    control = Variant(recipe=recipe, name="control", set=("trainer.learning_rate=0",), seeds=CURVE_SEEDS[:1])
+    sweep = Sweep(
+        name=f"curve-{loaded.name}",
+        about=f"{loaded.about}; the control never updates its weights",
+        seeds=CURVE_SEEDS,
+        variants=(Variant(recipe=recipe, name=loaded.name), control),
+    )
+    return sweep, list(_list_runs(sweep, Path()))
+
+
 def name_of(variant: Variant) -> str:
     """Return the name of a variant in tables."""
     return variant.name or variant.recipe.removesuffix(".toml").rpartition("/")[2]
@@ -112,8 +131,10 @@ def _list_runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
             remedy = "remove one of them" if what == "seed" else "give each variant a `name` of its own"
             raise UsageError(f"{what} {twice[0]} is given more than once: {remedy}")
     shared, taken = _list_table_settings(sweep), dict[str, str]()
-    for seed in sweep.seeds:
+    for seed in dict.fromkeys((*sweep.seeds, *(seed for variant in sweep.variants for seed in variant.seeds))):
         for variant in sweep.variants:
+            if seed not in (variant.seeds or sweep.seeds):
+                continue
             name = _make_run_name(sweep, variant, seed)
             if name in taken:
                 raise UsageError(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra.errors import UsageError
-from headrace.ops.compare.sweep_file import SweepRun, load_sweep, remove_addresses
+from headrace.ops.compare.sweep_file import SweepRun, build_curve, load_sweep, remove_addresses
 
 TWO = """
 name = "two"
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_a_sweep_is_said(tmp_path: Path) -> None:
         (
             'name = "many-0.5"',
             'nmae = "x"',
-            "`variants.1.nmae` is not a known key: the keys there are name, recipe, set",
+            "`variants.1.nmae` is not a known key: the keys there are name, recipe, seeds, set",
         ),
         ('name = "many-0.5"', f'name = "{"x" * 60}"', "rename the sweep or the variant"),
         ('name = "two"', 'name = "t.w.o"', "it becomes part of topic names"),
@@ -125,3 +125,12 @@ def test_what_may_be_a_secret_is_not_quoted_in_the_refusal_of_a_sweep(tmp_path: 
         said = refusal(tmp_path, TWO.replace(old, new, 1))
         assert telling in said
         assert "hunter2" not in said
+
+
+def test_a_curve_is_a_recipe_over_three_seeds_beside_a_control_that_never_updates() -> None:
+    sweep, runs = build_curve("tools")
+    assert [run.name for run in runs] == ["curve-tools-tools-1", "curve-tools-control-1", *(
+        f"curve-tools-tools-{seed}" for seed in (2, 3)
+    )]  # fmt: skip
+    assert [run.recipe.trainer.learning_rate > 0 for run in runs] == [True, False, True, True]
+    assert sweep.variants[1].name == "control"
