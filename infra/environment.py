@@ -45,6 +45,7 @@ END_REPORT_VARIABLE = "HEADRACE_END_REPORT"
 PROCESSES_VARIABLE, LOCAL_RANK_VARIABLE, RESTARTS_VARIABLE = "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"
 """Set by torchrun: its processes for one trainer, this process's number on its machine, and the number of restarts."""
 
+API_KEY_VARIABLE = "OPENAI_API_KEY"
 TEMPORARY_VARIABLE = "TMPDIR"
 """Folder of temporary files, for Headrace and for the servers that it starts."""
 
@@ -64,6 +65,7 @@ FOR_USERS = {
     ENDPOINT_VARIABLE: "endpoint of archives that are named s3://BUCKET/PREFIX",
     CA_VARIABLES[0]: "PEM file of the authorities that may sign a store's certificate",
     CA_VARIABLES[1]: "PEM file of the authorities that may sign a store's certificate, if AWS_CA_BUNDLE is not set",
+    API_KEY_VARIABLE: "key of the endpoint of `headrace try --api`, if it needs one",
     PLUG_INS_VARIABLE: "folders of your own modules, separated as in PATH; `up` sets it for its components",
     LOG_LEVEL_VARIABLE: "lowest level that is logged: debug, info, warning or error",
     "HF_HOME": "folder in which `datasets` keeps data sets of the hub; by default ~/.cache/huggingface",

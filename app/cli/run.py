@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,12 @@ from headrace.app.cli.options import (
     program_name,
     report_written,
 )
+from headrace.infra.environment import API_KEY_VARIABLE, read_environment
+from headrace.infra.errors import UsageError
+
+if TYPE_CHECKING:  # both need torch
+    from headrace.ops.offline.api_trial import ApiTried
+    from headrace.ops.offline.trial import Tried
 
 
 def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
@@ -82,7 +88,7 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
         forks.stop()
 
 
-def try_recipe(
+def try_recipe(  # noqa: PLR0913, PLR0917 - options, each given by its name
     recipe: Annotated[str, typer.Argument(help="A shipped recipe by name, or the path of a TOML file.")],
     sets: SetOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each workflow.")] = 2,
@@ -95,6 +101,15 @@ def try_recipe(
             help="Text that the policy answers instead of generating. Repeatable: each call takes the next text.",
         ),
     ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Let a model behind an OpenAI-compatible endpoint play, such as http://localhost:8000/v1, one episode "
+            "of each task. Needs --model; the key is taken from OPENAI_API_KEY.",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the endpoint's model.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     r"""Play a few episodes of a recipe and take one step of its trainer, in seconds: no servers, no run.
@@ -111,6 +126,10 @@ def try_recipe(
     With --answer the policy gives your answers, so that you can test a scorer on right and on wrong ones.
 
     Example: [bold]headrace try my-run.toml --answer '\boxed{7}' --answer 'no idea' --set rollout.group_size=2[/]
+
+    With --api nothing is trained: you see how a finished model plays your environment.
+
+    Example: [bold]headrace try tools --api http://localhost:8000/v1 --model qwen3 --tasks 4[/]
     """
     from headrace.infra.recipe.recipe_file import load_recipe
 
@@ -121,8 +140,21 @@ def try_recipe(
     from headrace.ops.offline.trial import try_recipe as play
     from headrace.ops.offline.watched_play import exit_if_busy
 
-    found = play(TrialRequest(loaded, tasks, workflow, answers or ()), lambda words: typer.echo(words, err=True))
-    print_answer(found, trial_page, as_json=as_json)
+    request = TrialRequest(loaded, tasks, workflow, answers or ())
+    found: Tried | ApiTried
+    if bool(api) != bool(model):
+        raise UsageError("--api URL and --model NAME belong together: give both or none")
+    if api and model:
+        from headrace.app.views.api_trial_page import api_trial_page
+        from headrace.ops.offline.api_policy import Api
+        from headrace.ops.offline.api_trial import try_with_api
+
+        endpoint = Api(api, model, read_environment(API_KEY_VARIABLE))
+        found = try_with_api(request, endpoint, lambda words: typer.echo(words, err=True))
+        print_answer(found, api_trial_page, as_json=as_json)
+    else:
+        found = play(request, lambda words: typer.echo(words, err=True))
+        print_answer(found, trial_page, as_json=as_json)
     exit_if_busy(0 if found.is_sound else CHECK_FAILED)
     if not found.is_sound:
         raise typer.Exit(CHECK_FAILED)

@@ -43,20 +43,20 @@ SHORT_ANSWER = 60
 
 def trial_page(tried: Tried) -> RenderableType:
     """Return what `headrace try` shows."""
-    title = f"  {_describe_count(tried.episodes, 'episode')} in {tried.seconds:.1f} s: no server, no run, no warm start"
+    title = f"  {describe_count(tried.episodes, 'episode')} in {tried.seconds:.1f} s: no server, no run, no warm start"
     parts: list[RenderableType] = [Text.assemble((tried.recipe, "bold"), title)]
     parts += [Text(f"maybe: {doubt}", style="yellow") for doubt in tried.doubts]
     if tried.solutions:
-        parts += [Text(), *_show_solutions(tried.solutions)]
+        parts += [Text(), *show_solutions(tried.solutions)]
     for name, policy in tried.policies.items():
         parts += [Text(), *_show_policy(name, policy)]
     if tried.failures:
         said = f"{len(tried.failures)} of {tried.episodes} episodes failed"
-        parts += [Text(), *_show_failures(said, tried.failures)]
+        parts += [Text(), *show_failures(said, tried.failures)]
     if tried.tool_errors:
         count = len({one.episode for one in tried.tool_errors})
         said = f"a tool failed in {count} of {tried.episodes} episodes, where the policy read its error"
-        parts += [Text(), *_show_failures(said, tried.tool_errors)]
+        parts += [Text(), *show_failures(said, tried.tool_errors)]
     for shadow in tried.shadows:
         parts += [
             Text(),
@@ -65,7 +65,7 @@ def trial_page(tried: Tried) -> RenderableType:
     return Group(*parts)
 
 
-def _show_solutions(solutions: Sequence[SolutionPlayed]) -> Iterator[RenderableType]:
+def show_solutions(solutions: Sequence[SolutionPlayed]) -> Iterator[RenderableType]:
     """Show the first wrong worked solution, or the first one, turn by turn."""
     wrong = [one for one in solutions if one.fault]
     shown = (wrong or solutions)[0]
@@ -185,7 +185,7 @@ def _build_sequence_cells(sequence: SequenceSeen, rejected: str) -> list[Rendera
 
 
 def _show_step(step: StepTried) -> Iterator[RenderableType]:
-    over = f"{_describe_count(step.groups, 'group')}{'' if step.chain_kept else ', though the chain kept none'}"
+    over = f"{describe_count(step.groups, 'group')}{'' if step.chain_kept else ', though the chain kept none'}"
     yield Text.assemble(("one optimizer step", "bold"), f" over {over}: {step.tokens:,} tokens are trained on")
     if step.loss is None or step.grad_norm is None:
         yield Text("loss or gradient is not finite: a trainer skips such a step", style="red")
@@ -200,11 +200,12 @@ def _show_step(step: StepTried) -> Iterator[RenderableType]:
         )
 
 
-def _describe_count(count: int, what: str) -> str:
+def describe_count(count: int, what: str) -> str:
+    """Return a number and what is counted."""
     return f"{count:,} {inflect(count, what)}"
 
 
-def _show_failures(said: str, failures: Sequence[EpisodeFailed]) -> Iterator[RenderableType]:
+def show_failures(said: str, failures: Sequence[EpisodeFailed]) -> Iterator[RenderableType]:
     """Show each error once with its traceback and the number of episodes that had it."""
     yield Text(said, style="bold red")
 

@@ -113,19 +113,19 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     with report_own_code(), tempfile.TemporaryDirectory() as folder:
         faults = examine_for_trial(recipe)
         refuse(faults)
-        workflows = _choose_workflows(request)
+        workflows = choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = parse_answers(policies, request.answers)
-        solutions = tuple(one for workflow in workflows for one in _play_solutions(recipe, workflow))
-        asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
+        solutions = tuple(one for workflow in workflows for one in play_solutions(recipe, workflow))
+        asked = [one for workflow in workflows for one in draw_tasks(recipe, workflow, request.tasks)]
         starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
             policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
             for policy, start in starts.items()
         }
-    failures = _list_failures((group, failure) for group, _ in played for failure in group.failures)
-    tool_errors = _list_failures((group, failure) for group, _ in played for failure in group.tool_errors)
+    failures = list_failures((group, failure) for group, _ in played for failure in group.failures)
+    tool_errors = list_failures((group, failure) for group, _ in played for failure in group.tool_errors)
     episodes = sum(task.n_asked for task, _ in asked)
     shadows = tuple(one for one in recipe.policy_variants if variant_of(one))
     seconds = round(time.monotonic() - began, 1)
@@ -145,7 +145,8 @@ def report_own_code() -> Iterator[None]:
         raise
 
 
-def _choose_workflows(request: TrialRequest) -> tuple[str, ...]:
+def choose_workflows(request: TrialRequest) -> tuple[str, ...]:
+    """Return the workflows to play. Raises UsageError for one that the recipe has not."""
     there = tuple(request.recipe.workflows)
     if request.workflow is None:
         return there
@@ -154,7 +155,7 @@ def _choose_workflows(request: TrialRequest) -> tuple[str, ...]:
     return (request.workflow,)
 
 
-def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
+def draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
     """Yield the first tasks that a run's feeder would issue, each with the settings of its workflow."""
     source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
     for number in range(count):
@@ -162,7 +163,7 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
         yield build_training_task(recipe, bare, 0), spec
 
 
-def _play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
+def play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
     """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
     wanted = recipe.workflows[workflow]
     if wanted.workflow.use not in WITH_CALLS or not isinstance(
@@ -218,7 +219,7 @@ def _play(
         return [encode_group(group) for group in play_watched(asked, context, say)]
 
 
-def _list_failures(recorded: Iterable[tuple[TrajectoryGroup, Failure]]) -> tuple[EpisodeFailed, ...]:
+def list_failures(recorded: Iterable[tuple[TrajectoryGroup, Failure]]) -> tuple[EpisodeFailed, ...]:
     """Return every error of an episode once, although the group of each policy records it."""
     found = {}
     for group, failure in recorded:
