@@ -104,19 +104,22 @@ def export_trajectories(
     source: Annotated[
         str, typer.Argument(metavar="ARCHIVE", help="Folder or s3://BUCKET/PREFIX that `headrace archive` made.")
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="New file.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="New file: .parquet, or .jsonl for ATIF.")],
     policy: Annotated[str | None, typer.Option("--policy", help="Policy; default: the only one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write an archive's trajectories as a Parquet file, with the outcome of each; needs the extra parquet.
+    """Write an archive's trajectories into a file, with the outcome of each.
 
-    A row is one sequence: ids, tokens, log-probabilities, versions, rewards, outcome and reason. It has texts too if
-    the archive holds weights, because the tokenizer is stored with them.
+    FILE.parquet needs the extra parquet. A row is one sequence: ids, tokens, log-probabilities, versions, rewards,
+    outcome and reason. FILE.jsonl has one document of ATIF-v1.8, Harbor's trajectory format, for each trajectory. Both
+    have texts too if the archive holds weights, because the tokenizer is stored with them.
 
     Example: [bold]headrace export sums.archive --to sums.parquet[/]
     """
     from headrace.app.views.offline_page import export_page
+    from headrace.ops.offline.atif_export import export_atif
     from headrace.ops.offline.exporter import export
 
     log_quietly()
-    print_answer(export(source, policy, to), export_page, as_json=as_json)
+    write = export_atif if to.suffix == ".jsonl" else export
+    print_answer(write(source, policy, to), export_page, as_json=as_json)

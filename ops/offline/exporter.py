@@ -83,7 +83,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryTable:
-    """A Parquet file of trajectories."""
+    """A file of trajectories."""
 
     archive: str
     file: str
@@ -114,45 +114,58 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
         ArchiveCorrupt: A file differs from the manifest.
     """
     archive = Archive(source)
-    name = choose_policy(policy, tuple(read_newest_recipe(archive).policies), "run")
-    topics = archive.topics
-    both = (topics.trajectories(name), topics.curated(name))
-    topic = next((one for one in both if one in archive.manifest.topics), None)
-    if topic is None:
-        raise UsageError(
-            f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}: add them with "
-            f"`headrace archive --topics {both[0].removeprefix(f'{archive.manifest.run}.')}`"
-        )
-    done, tokenizer = Exported(), _load_tokenizer(archive, name)
+    name, topic = choose_topic(archive, policy)
+    done, tokenizer = Exported(), load_tokenizer(archive, name)
     whole = archive.manifest.topics[topic].records
     read = 0
     with ParquetFile(file) as out, open_progress("exporting") as tell:
         for partition_id in archive.partitions(topic):
-            fates = _read_fates(archive, name, partition_id[1])
+            fates = read_fates(archive, name, partition_id[1])
             seen: set[GroupId] = set()
             for message in archive.messages(partition_id):
                 read += 1
-                group = _read_group(archive, message, done)
+                group = read_group(archive, message, done)
                 if group is not None:
                     for row in _build_rows(group, fates, seen, tokenizer, done):
                         out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
                 if read % EXPORT_REPORT_EVERY == 0:
                     tell(read, whole)
+    return build_table(archive, str(source), file, (name, topic), done, has_texts=tokenizer is not None)
+
+
+def build_table(
+    archive: Archive, source: str, file: Path, of: tuple[str, str], done: Exported, *, has_texts: bool
+) -> TrajectoryTable:
+    """Return what was written for a policy's topic."""
+    policy, topic = of
     return TrajectoryTable(
-        archive=str(source),
+        archive=source,
         file=str(file),
-        policy=name,
+        policy=policy,
         topic=topic.removeprefix(f"{archive.manifest.run}."),
         rows=done.rows,
         trajectories=done.trajectories,
-        texts=tokenizer is not None,
+        texts=has_texts,
         outcomes=dict(sorted(done.outcomes.items())),
         skipped=dict(sorted(done.skipped.items())),
         bytes=file.stat().st_size,
     )
 
 
-def _load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
+def choose_topic(archive: Archive, policy: str | None) -> tuple[str, str]:
+    """Return the policy and the topic of its trajectories, or of its curated groups. Raises UsageError for neither."""
+    name = choose_policy(policy, tuple(read_newest_recipe(archive).policies), "run")
+    both = (archive.topics.trajectories(name), archive.topics.curated(name))
+    topic = next((one for one in both if one in archive.manifest.topics), None)
+    if topic is None:
+        raise UsageError(
+            f"the archive {archive.root} holds neither trajectories nor curated groups of policy {name}: add them with "
+            f"`headrace archive --topics {both[0].removeprefix(f'{archive.manifest.run}.')}`"
+        )
+    return name, topic
+
+
+def load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
     """Return the tokenizer of the policy's weights; None if the weights are not archived."""
     topic = archive.topics.weights(policy)
     if topic not in archive.manifest.topics:
@@ -170,7 +183,7 @@ def _load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
 # ---------------------------------------------------------------------------------------------------------------- fates
 
 
-def _read_fates(archive: Archive, policy: str, partition: int) -> GroupFates:
+def read_fates(archive: Archive, policy: str, partition: int) -> GroupFates:
     """Read what happened to the groups of a partition, which has the same number on every topic of the policy."""
     fates, run_id = GroupFates(), archive.manifest.run_id
     for message in _iterate_messages(archive, (archive.topics.outcomes(policy), partition)):
@@ -198,7 +211,7 @@ def _iterate_messages(archive: Archive, partition_id: PartitionId) -> Iterator[M
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-def _read_group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
+def read_group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
     """Return the group of a trajectories or curated record; count a record without a group, and return None."""
     try:
         value = message.value

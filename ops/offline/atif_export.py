@@ -1,0 +1,73 @@
+"""`headrace export --to FILE.jsonl`: an archive's trajectories as documents of ATIF, one a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+from headrace.infra.archive.reading import Archive
+from headrace.infra.errors import UsageError
+from headrace.infra.progress import open_progress
+from headrace.ops.offline.atif import build_document
+from headrace.ops.offline.exporter import (
+    EXPORT_REPORT_EVERY,
+    REPEATED,
+    Exported,
+    TrajectoryTable,
+    build_table,
+    choose_topic,
+    load_tokenizer,
+    read_fates,
+    read_group,
+)
+from headrace.schemas.ids import GroupId
+
+
+def export_atif(source: str | Path, policy: str | None, file: Path) -> TrajectoryTable:
+    """Write the trajectories of an archive as documents, whole or not at all. Raises as `exporter.export` does."""
+    archive = Archive(source)
+    name, topic = choose_topic(archive, policy)
+    done, tokenizer = Exported(), load_tokenizer(archive, name)
+    decode = partial(tokenizer.decode, skip_special_tokens=False) if tokenizer is not None else lambda _ids: ""
+    release = version("headrace")
+    read, whole = 0, archive.manifest.topics[topic].records
+    with _open_new(file) as out, open_progress("exporting") as tell:
+        for partition_id in archive.partitions(topic):
+            fates, seen = read_fates(archive, name, partition_id[1]), set[GroupId]()
+            for message in archive.messages(partition_id):
+                read += 1
+                if (group := read_group(archive, message, done)) is None:
+                    continue
+                key = GroupId.of(group)
+                for trajectory in group.trajectories:
+                    outcome, reason, _ = (REPEATED, "", []) if key in seen else fates.of(key, trajectory.id)
+                    document = build_document(group, trajectory, decode, release)
+                    document["extra"] |= {"outcome": outcome, "reason": reason}
+                    out.write(json.dumps(document, ensure_ascii=False) + "\n")
+                    done.rows, done.trajectories = done.rows + 1, done.trajectories + 1
+                    done.outcomes[outcome] += 1
+                seen.add(key)
+                if read % EXPORT_REPORT_EVERY == 0:
+                    tell(read, whole)
+    return build_table(archive, str(source), file, (name, topic), done, has_texts=tokenizer is not None)
+
+
+@contextmanager
+def _open_new(path: Path) -> Iterator[IO[str]]:
+    """Open a new file, which appears only when complete. Raises UsageError."""
+    if path.exists():
+        raise UsageError(f"{path} already exists: give another file by --to, or remove it")
+    growing = path.with_name(f".{path.name}.part")
+    try:
+        with growing.open("w", encoding="utf-8") as file:
+            yield file
+        growing.rename(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error}") from error
+    finally:
+        growing.unlink(missing_ok=True)
