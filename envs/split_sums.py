@@ -1,15 +1,20 @@
-"""Sums whose parts an agent may give to sub-agents: `3+5,6+7?` asks for the sum of all four digits."""
+"""Sums whose parts an agent may give to sub-agents: `k3+5,6+7?` asks for the sum of all four digits.
+
+The letter has no meaning, and is ignored. It makes prompts of sub-agents, such as `k3+5?`, differ: a warm start teaches
+equal ones once, and there are few sums of two digits.
+"""
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
 from random import Random
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.thoughts import read_answer
 
-_TASK = re.compile(r"\d(\+\d)*(,\d(\+\d)*)*\?")
+_TASK = re.compile(r"[a-z]?\d(\+\d)*(,\d(\+\d)*)*\?")
 
 
 class SplitSums:
@@ -38,7 +43,8 @@ class SplitSums:
         """Return a problem; held-out problems are the same for every seed."""
         draw = Random(f"split_sums {split} {0 if split == 'held_out' else self._seed} {index}")  # noqa: S311
         digits = [draw.randint(0, self._most) for _ in range(2 * self._parts)]
-        return _build(",".join(f"{a}+{b}" for a, b in zip(digits[::2], digits[1::2], strict=True)) + "?")
+        name = draw.choice(string.ascii_lowercase)
+        return _build(name + ",".join(f"{a}+{b}" for a, b in zip(digits[::2], digits[1::2], strict=True)) + "?")
 
     def sub_problem(self, problem: Problem, task: str) -> Problem:  # noqa: ARG002 - the protocol's
         """Return the problem of a sub-agent, which gets the task as it is."""
@@ -50,10 +56,10 @@ class SplitSums:
 
     def solve(self, problem: Problem) -> Sequence[str]:
         """Return the answers of a perfect policy: an agent for each part, then the sum."""
-        parts = problem.text.rstrip("?").split(",")
+        name, parts = problem.text[0], problem.text[1:].rstrip("?").split(",")
         if len(parts) == 1:
             return [problem.answer]
-        return ["\n".join(f"@spawn {part}?" for part in parts), problem.answer]
+        return ["\n".join(f"@spawn {name}{part}?" for part in parts), problem.answer]
 
 
 def _build(text: str) -> Problem:

@@ -62,14 +62,14 @@ def play(kind: type[Solver], folder: Path, *roles: str, **settings: Any) -> tupl
     engine: Any = kind(tokenizer, room)
     clock, sampling = EpisodeClock(60, room), Sampling(max_tokens=100, stop_ids=tokenizer.stop_ids)
     actors = {role: EngineActor(engine, "p", tokenizer, sampling, 1, None, clock) for role in roles or ("solver",)}
-    problem = WORLD.sub_problem(Problem("", ""), "3+5,6+7?")
+    problem = WORLD.sub_problem(Problem("", ""), "k3+5,6+7?")
     return asyncio.run(asyncio.wait_for(spawn(problem, WORLD, actors, calls="short", **settings), 60)), engine
 
 
 def test_agents_start_others_and_read_their_answers(tmp_path: Path) -> None:
     episode, engine = play(Solver, tmp_path)
 
-    assert sorted(engine.read) == ["3+5,6+7?", "3+5?", "6+7?", "= 8\n= 13\n"]
+    assert sorted(engine.read) == ["= 8\n= 13\n", "k3+5,6+7?", "k3+5?", "k6+7?"]
     made = episode["solver"]
     assert (made.reward, made.parts["spawned"], made.parts["unanswered"]) == (1.0, 2, 0)
     assert [(one.agent_id, one.parent, one.reward) for one in made.sequences] == [
