@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 
 from headrace.envs.contract import Score
 from headrace.envs.harbor.task import HarborTask
@@ -26,32 +25,29 @@ class TaskFailed(HeadraceError):
 
 async def open_task(task: HarborTask, *, with_solution: bool = False, kind: str = OWN) -> Terminal:
     """Start a box, and replay the Dockerfile in it. Raises TaskFailed, BoxFailed and BoxUnavailable."""
-    folders = [*task.image.folders, *([SOLUTION] if with_solution else [])]
-    env = {**task.env, **(task.solution_env if with_solution else {})}
-    box = make_box(kind, limits=task.limits, folders=folders, env=env)
+    time_s = task.settings.agent.timeout_sec
+    folders, env = task.image.folders, task.env
+    if with_solution:
+        folders, env = [*folders, SOLUTION], {**env, **task.settings.solution.env}
+    box = make_box(kind, limits=task.build_limits(time_s), folders=folders, env=env)
     await box.start()
     try:
         await _replay(task, box)
-        if with_solution and task.solution.is_dir():
-            await box.upload(task.solution, SOLUTION)
+        if with_solution:
+            await box.upload(task.folder / "solution", SOLUTION)
     except BaseException:
         await box.stop()
         raise
-    return Terminal(box, task.image.folder, task.limits.wall_s)
+    return Terminal(box, task.image.folder, time_s)
 
 
 async def _replay(task: HarborTask, box: Box) -> None:
     for step in task.image.steps:
         for source, target in step.copies:
             await box.upload(source, target)
-        if step.command:
-            done = await box.exec(step.command, cwd=step.folder)
-            if done.return_code:
-                where = f"{step.where}: `{step.command:.60}`"
-                folders = ", ".join(task.image.folders)
-                raise TaskFailed(
-                    f"{where} fails in a box ({describe_end(done)}), which can write only to {folders} and its home"
-                )
+        if step.command and (done := await box.exec(step.command, cwd=step.folder)).return_code:
+            folders = ", ".join(task.image.folders)
+            raise TaskFailed(f"{step.where} fails ({describe_end(done)}); a box can write to its home and to {folders}")
 
 
 async def grade_task(task: HarborTask, box: Box, kind: str = OWN) -> Score:
@@ -60,45 +56,46 @@ async def grade_task(task: HarborTask, box: Box, kind: str = OWN) -> Score:
     As in Harbor, the exit code of the tests does not count, and tests that write no reward are an error. What cannot
     be copied is the agent's fault: reward 0, with a part `refused`. Raises TaskFailed, BoxFailed and BoxUnavailable.
     """
+    wanted = task.settings.verifier
     graded = await grade_in_fresh_box(
         box,
         results=task.image.folders,
         tests=task.folder / "tests",
         command=RUN_TESTS,
-        limits=task.test_limits,
+        limits=task.build_limits(wanted.timeout_sec),
         kind=kind,
-        env=task.test_env,
+        env={**task.env, **wanted.env},
         cwd=task.image.folder,
     )
     if graded.result is None:
         return Score(0.0, {"refused": 1.0})
-    if graded.result.timed_out:
-        raise TaskFailed(f"tests of task {task.name} took longer than verifier.timeout_sec, {task.test_limits.wall_s}")
-    return read_reward(task.name, graded, graded.result)
-
-
-def read_reward(name: str, graded: Graded, result: Result) -> Score:
-    """Return the reward of reward.json, else of reward.txt; other numbers of the former are parts. Raises TaskFailed."""
-    found: dict[str, float] = {}
     try:
-        if (content := graded.logs.get(REWARD_JSON)) is not None:
-            read = json.loads(content)
-            if not isinstance(read, Mapping):
-                raise TaskFailed(f"tests of task {name} wrote {content[:60]!r} to {REWARD_JSON}, not an object")
-            found = {key: float(one) for key, one in read.items() if type(one) in (int, float)}
-        if "reward" not in found and (content := graded.logs.get(REWARD_TEXT)) is not None:
-            found["reward"] = float(content)
-    except (ValueError, OverflowError):
-        raise TaskFailed(f"tests of task {name} wrote {content!r:.60} as reward, not a number") from None
+        return read_reward(graded, graded.result)
+    except TaskFailed as error:
+        raise TaskFailed(f"the tests of task {task.name} give no reward: {error}") from None
+
+
+def read_reward(graded: Graded, result: Result) -> Score:
+    """Return the reward of reward.json, else of reward.txt; the former's other numbers are parts. Raises TaskFailed."""
+    if result.timed_out:
+        raise TaskFailed("they took longer than verifier.timeout_sec")
+    written = graded.logs.get(REWARD_JSON), graded.logs.get(REWARD_TEXT)
+    try:
+        read = json.loads(written[0] or b"{}")
+        found = {key: float(one) for key, one in read.items() if type(one) in (int, float)}
+        if "reward" not in found and written[1]:
+            found["reward"] = float(written[1])
+    except (ValueError, OverflowError, AttributeError):
+        raise TaskFailed(f"they wrote {written[0] or written[1]!r:.60}, which has no number") from None
     if "reward" not in found:
-        raise TaskFailed(f"tests of task {name} wrote no reward to /logs/{REWARD_TEXT} ({describe_end(result)})")
-    if wrong := next((key for key, one in found.items() if not math.isfinite(one)), None):
-        raise TaskFailed(f"tests of task {name} gave {wrong} = {found[wrong]}, not a finite number")
+        raise TaskFailed(f"they wrote nothing to /logs/{REWARD_TEXT} ({describe_end(result)})")
+    if not all(map(math.isfinite, found.values())):
+        raise TaskFailed(f"{found} is not finite")
     return Score(found.pop("reward"), found)
 
 
 def describe_end(result: Result) -> str:
     """Return how a command ended, and the last line that it wrote."""
     lines = f"{result.stdout}\n{result.stderr}".strip().splitlines()
-    code = "it took too long" if result.timed_out else f"exit code {result.return_code}"
+    code = "out of time" if result.timed_out else f"exit code {result.return_code}"
     return f"{code}: {lines[-1]:.160}" if lines else code

@@ -5,13 +5,13 @@ FROM is read, but its image is not used: a box shows the programs of this machin
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import NoReturn
 
 from headrace.envs.sandbox.inside.tree import HOME
@@ -21,12 +21,10 @@ from headrace.infra.errors import UsageError
 
 FOLDER = "/app"
 """Where commands begin if there is no WORKDIR."""
-READ = "FROM, WORKDIR, ENV, COPY and RUN"
-_NETWORK = re.compile(
+NETWORK = re.compile(
     r"\b(apt-get|apt|apk|yum|dnf|curl|wget|pip3? install|uv (pip|sync|add|tool)|conda install|npm (i|ci|install)|yarn|"
     r"git clone|cargo install|gem install|go (get|install))\b"
 )
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 class TaskRefused(UsageError):
@@ -67,114 +65,94 @@ class Image:
 def read_dockerfile(file: Path) -> Image:
     """Return what a Dockerfile makes; paths of COPY are below the file's folder. Raises TaskRefused."""
     image, stages = Image(), 0
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskRefused(f"{file}: cannot be read: {error}") from error
-    for number, line in _join_lines(text):
-        where, (word, _, rest) = f"{file}:{number}", line.partition(" ")
-        match word.upper():
-            case "FROM":
-                stages += 1
-                if stages > 1:
-                    _refuse(where, line, "a box has no stages", "write what the first stage makes into environment/")
-            case "WORKDIR":
-                image.folder = _join(where, image, rest.strip())
-                image.written.add(image.folder)
-            case "ENV":
-                image.env |= _read_variables(where, image, rest)
-            case "COPY":
-                image.steps.append(_read_copy(where, image, rest, file.parent))
-            case "RUN":
-                image.steps.append(Step(where, image.folder, _read_run(where, rest)))
-            case _:
-                _refuse(
-                    where, line, f"only {READ} are replayed in a box", "delete the line if the task works without it"
-                )
+    for number, line in _join_lines(file.read_text(errors="replace")):
+        where, (word, _, rest) = f"{file}:{number}: `{line:.60}`", line.partition(" ")
+        word, stages = word.upper(), stages + (word.upper() == "FROM")
+        if stages > 1:
+            _refuse(where, "a box has no stages: write what the first stage makes into environment/")
+        elif word == "WORKDIR":
+            image.folder = _resolve(where, image, rest)
+            image.written.add(image.folder)
+        elif word == "ENV":
+            image.env |= _read_variables(where, image, rest)
+        elif word == "COPY":
+            image.steps.append(Step(where, image.folder, copies=tuple(_read_copy(where, image, rest, file.parent))))
+        elif word == "RUN":
+            image.steps.append(Step(where, image.folder, _read_run(where, rest)))
+        elif word != "FROM":
+            _refuse(where, "a box replays only COPY, ENV, WORKDIR and RUN: delete the line if the task can do without")
     return image
 
 
 def _join_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the number of the first line of each instruction, and the instruction in one line."""
-    begun, parts = 0, list[str]()
-    for number, raw in enumerate([*text.splitlines(), ""], 1):
-        line = raw.strip()
-        if line.startswith("#") or (not line and number <= len(text.splitlines())):
-            continue
-        begun = begun or number
-        parts.append(line.removesuffix("\\").rstrip())
-        if not line.endswith("\\"):
-            if whole := " ".join(parts).strip():
-                yield begun, whole.replace("\t", " ")
-            begun, parts = 0, []
+    begun, whole = 0, ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = " ".join(raw.split())
+        if line and not line.startswith("#"):
+            begun, whole = begun or number, whole + line.removesuffix("\\")
+            if not line.endswith("\\"):
+                yield begun, whole
+                begun, whole = 0, ""
 
 
-def _refuse(where: str, line: str, why: str, remedy: str) -> NoReturn:
-    raise TaskRefused(f"{where}: `{line:.60}` is refused: {why}; {remedy}")
+def _refuse(where: str, why: str) -> NoReturn:
+    raise TaskRefused(f"{where} is refused: {why}")
 
 
 def _expand(where: str, image: Image, text: str) -> str:
     path = f"{Path(find_python()).parent}:/usr/local/bin:/usr/bin:/bin"
-    known = {"PATH": path, "HOME": HOME, **image.env}
-
-    def find_value(found: re.Match[str]) -> str:
-        if (name := found[1] or found[2]) not in known:
-            _refuse(where, text, f"the variable {name} has no value here", "write the value")
-        return known[name]
-
-    return _VARIABLE.sub(find_value, text)
+    try:
+        return Template(text).substitute({"PATH": path, "HOME": HOME, **image.env})
+    except (KeyError, ValueError):
+        _refuse(where, "a variable in it has no value here: write the value")
 
 
-def _join(where: str, image: Image, path: str) -> str:
+def _resolve(where: str, image: Image, path: str) -> str:
     """Return an absolute path that a box can have. Raises TaskRefused."""
-    whole = posixpath.normpath(posixpath.join(image.folder, _expand(where, image, path.strip("\"'"))))
+    whole = posixpath.normpath(posixpath.join(image.folder, _expand(where, image, path.strip("\"' "))))
     try:
         check_new_folder(whole)
     except UsageError as error:
-        _refuse(where, path, str(error), "use a folder such as /app")
+        _refuse(where, f"{error}; use one such as /app")
     return whole
 
 
 def _read_variables(where: str, image: Image, rest: str) -> dict[str, str]:
-    words = shlex.split(rest)
-    if words and "=" not in words[0]:  # the old form, `ENV NAME a value`
-        words = [f"{words[0]}={' '.join(words[1:])}"]
-    pairs = [_expand(where, image, word).partition("=") for word in words]
-    return {name: value for name, _, value in pairs}
+    words = [_expand(where, image, word) for word in shlex.split(rest)]
+    if not all("=" in word for word in words):
+        _refuse(where, "write it as ENV NAME=value")
+    return dict(word.split("=", 1) for word in words)
 
 
-def _read_copy(where: str, image: Image, rest: str, root: Path) -> Step:
+def _read_copy(where: str, image: Image, rest: str, root: Path) -> Iterator[tuple[Path, str]]:
     words = [word for word in shlex.split(rest) if not word.startswith("--chown=")]
-    if rest.startswith("["):
-        words = json.loads(rest)
-    if len(words) < 2 or words[0].startswith(("-", "<<")):
-        _refuse(where, f"COPY {rest}", "only files of environment/ are copied", "use `COPY SOURCE TARGET`")
+    if len(words) < 2 or words[0].startswith(("-", "<<", "[")):
+        _refuse(where, "only files below environment/ are copied: write it as COPY SOURCE TARGET")
     *names, target = words
-    sources = [found for name in names for found in _find_sources(where, name, root)]
-    whole = _join(where, image, target)
+    sources = [found for name in names for found in _find_sources(root, name)]
+    if not sources:
+        _refuse(where, f"{root} has no such file")
+    whole = _resolve(where, image, target)
     is_folder = target.endswith(("/", ".")) or len(sources) > 1 or whole in {image.folder, *image.written}
-    copies = []
     for source in sources:
         to = whole if source.is_dir() or not is_folder else posixpath.join(whole, source.name)
-        copies.append((source, to))
-        image.written.add(to if source.is_dir() else posixpath.dirname(to))
-        _join(where, image, posixpath.dirname(to) if source.is_file() else to)
-    return Step(where, image.folder, copies=tuple(copies))
+        image.written.add(_resolve(where, image, to if source.is_dir() else posixpath.dirname(to)))
+        yield source, to
 
 
-def _find_sources(where: str, name: str, root: Path) -> list[Path]:
+def _find_sources(root: Path, name: str) -> list[Path]:
     plain = posixpath.normpath(name.lstrip("/"))
-    found = [root] if plain == "." else [] if plain.startswith("..") else sorted(root.glob(plain))
-    if not found:
-        _refuse(where, f"COPY {name}", f"there is no {name} in {root}", "copy what is there")
-    return found
+    return [root] if plain == "." else [] if plain.startswith("..") else sorted(root.glob(plain))
 
 
-def _read_run(where: str, rest: str) -> str:
-    if rest.startswith("-") or "<<" in rest:
-        _refuse(where, f"RUN {rest}", "options and here-documents are not read", "put a script into environment/")
-    command = shlex.join(json.loads(rest)) if rest.startswith("[") else rest
-    if needs := _NETWORK.search(command):
-        remedy = "install it on this machine, whose /usr is seen in boxes, and delete the line"
-        _refuse(where, f"RUN {rest}", f"`{needs[0]}` needs a network, and boxes have none", remedy)
+def _read_run(where: str, command: str) -> str:
+    if command.startswith(("-", "[")) or "<<" in command:
+        _refuse(where, "only plain commands are run: put the rest into a script in environment/")
+    if needs := NETWORK.search(command):
+        _refuse(
+            where,
+            f"`{needs[0]}` needs a network, and boxes have none: install it on this machine, whose /usr is seen in "
+            "boxes, and delete the line",
+        )
     return command

@@ -36,22 +36,20 @@ class Harbor:
     def __init__(self, seed: int, path: str, held_out: float = 0.1, box: str = OWN) -> None:  # noqa: ARG002
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out must be a share, 0 or more and below 1; got {held_out}")
-        folder, self._box = find_path(path), box
-        if not folder.is_dir():
+        if not (folder := find_path(path)).is_dir():
             raise ValueError(f"path must be a folder of tasks, but {describe_places(path)}")
-        self._tasks = _read_all(folder)
-        held = [one for one in self._tasks if _is_held_out(one, held_out)]
-        self._names = {"held_out": held, "train": sorted(self._tasks.keys() - set(held)), "warm_start": []}
-        self.version = f"harbor {_digest(folder)}"
+        self._tasks, self._box = _read_all(folder), box
+        held = [name for name in self._tasks if _is_held_out(name, held_out)]
+        self._names = {"held_out": held, "train": [name for name in self._tasks if name not in held], "warm_start": []}
 
     def size(self, split: Split) -> int | None:
         """Return the number of tasks."""
         return len(self._names[split])
 
     def problem(self, split: Split, index: int) -> Problem:
-        """Return the instruction of a task; a worker has its files."""
+        """Return the instruction of a task; its files are read where it is played."""
         task = self._tasks[self._names[split][index]]
-        return Problem(task.name, task.instruction, tier=task.difficulty)
+        return Problem(task.name, task.instruction, tier=str(task.settings.metadata.get("difficulty", "")))
 
     def score(self, problem: Problem, text: str) -> Score:  # noqa: ARG002
         """Raise UsageError: a text cannot be scored."""
@@ -64,7 +62,7 @@ class Harbor:
 
     def list_commands(self, problem: Problem) -> Sequence[str]:
         """Return the command that runs the task's solution."""
-        return [SOLVE] if (self._find(problem).solution / "solve.sh").exists() else []
+        return [SOLVE] if (self._find(problem).folder / "solution" / "solve.sh").exists() else []
 
     async def open_terminal(self, problem: Problem, *, with_solution: bool = False) -> Terminal:
         """See `HasTerminal.open_terminal`."""
@@ -87,14 +85,13 @@ def _read_all(folder: Path) -> dict[str, HarborTask]:
             tasks[name] = read_task(name, each)
         except TaskRefused as error:
             refused.append(str(error))
-    if refused:
-        more = f" … and {len(refused) - MOST_SHOWN} more" if len(refused) > MOST_SHOWN else ""
+    if len(refused) > 1:
         raise TaskRefused(
-            f"{len(refused)} of {len(refused) + len(tasks)} tasks cannot be played (mend them, or move them away; "
-            f"`headrace check-tasks {folder}` lists all): {' | '.join(refused[:MOST_SHOWN])}{more}"
+            f"{len(refused)} of {len(refused) + len(tasks)} tasks cannot be played: mend them, or move them away; "
+            f"`headrace check-tasks {folder}` lists all. The first ones: {' | '.join(refused[:MOST_SHOWN])}"
         )
-    if not tasks:
-        raise TaskRefused(f"{folder}: there is no task, which is a folder with a task.toml, in it")
+    if refused or not tasks:
+        raise TaskRefused("".join(refused) or f"{folder} has no task: no folder with a task.toml")
     return tasks
 
 
@@ -103,12 +100,3 @@ def _is_held_out(name: str, share: float) -> bool:
     if below and top in ("train", "test"):
         return top == "test"
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) < share * 2**64
-
-
-def _digest(folder: Path) -> str:
-    """Return a hash of all files, for the record of a run."""
-    found = blake2b(digest_size=8)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found.update(f"{file.relative_to(folder)}\0".encode())
-        found.update(file.read_bytes())
-    return found.hexdigest()

@@ -29,7 +29,6 @@ RULES = (
 )
 CUT = "the command was cut off by the limit of tokens, so it was not run"
 _BLOCK = re.compile(r"^```(?:bash|sh|shell)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
-_BEGUN = re.compile(r"^```(?:bash|sh|shell)[ \t]*$(?!.*^```[ \t]*$)", re.DOTALL | re.MULTILINE)
 
 Kind = Literal["", "command_errors", "timeouts"]
 
@@ -75,11 +74,6 @@ def read_command(text: str, form: str) -> str:
         command = read_answer(text).strip()
         return "" if command == DONE else command
     return "".join(found[1] for found in find_outside(_BLOCK, text, find_thoughts(text)))
-
-
-def is_cut_off(text: str, form: str) -> bool:
-    """Return whether an answer that ended by a token limit ends within a command."""
-    return form == PLAIN or bool(find_outside(_BEGUN, text, find_thoughts(text)))
 
 
 async def run_command(terminal: Terminal, command: str, limits: Limits, left_s: float) -> Seen:

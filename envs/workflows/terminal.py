@@ -13,12 +13,12 @@ from headrace.envs.terminal.commands import (
     CUT,
     DONE,
     FORMS,
+    PLAIN,
     Limits,
     Seen,
     build_observation,
     build_prompt,
     choose_form,
-    is_cut_off,
     read_command,
     run_command,
 )
@@ -37,13 +37,11 @@ def check_settings(
     *, max_turns: int = 20, command_limit_s: float = 30.0, observation_chars: int = 4000, form: str = AUTO
 ) -> None:
     """Raise ValueError for a setting of the workflow out of its range."""
-    for name, value in (("max_turns", max_turns), ("observation_chars", observation_chars)):
-        if value < 1:
-            raise ValueError(f"workflow terminal: {name} must be 1 or more, got {value}")
-    if not command_limit_s > 0:
-        raise ValueError(f"workflow terminal: command_limit_s must be above 0, got {command_limit_s}")
-    if form not in FORMS:
-        raise ValueError(f"workflow terminal: form must be one of {', '.join(FORMS)}; got {form!r}")
+    if not (max_turns >= 1 and observation_chars >= 1 and command_limit_s > 0 and form in FORMS):
+        raise ValueError(
+            "workflow terminal: max_turns and observation_chars must be 1 or more, command_limit_s above 0, and form "
+            f"one of {', '.join(FORMS)}; got {max_turns}, {observation_chars}, {command_limit_s} and {form!r}"
+        )
 
 
 def check_environment(environment: Environment) -> None:
@@ -94,9 +92,10 @@ async def terminal(  # noqa: PLR0913 - the settings by name
     try:
         while counts["turns"] < max_turns and left_s > 0 and len((made := await chat.generate()).ids):
             counts["turns"] += 1
-            if made.finish_reason == "length" and is_cut_off(chat.text, form):
+            command = read_command(chat.text, form)
+            if made.finish_reason == "length" and (form == PLAIN or not command):
                 seen = Seen(CUT, "command_errors")
-            elif command := read_command(chat.text, form):
+            elif command:
                 counts["commands"] += 1
                 seen = await run_command(opened, command, limits, left_s)
                 left_s -= seen.wall_s

@@ -14,6 +14,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.envs.terminal.commands import read_limits as read_command_limits
+from headrace.envs.terminal.contract import GivesCommands
+from headrace.envs.terminal.solutions import play_commands
 from headrace.envs.tools.solutions import SolutionPlayed, Solves, play_solution, read_limits
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
@@ -41,7 +44,7 @@ from headrace.schemas.topics import variant_of
 
 SOLUTIONS = 16
 """Worked solutions that a trial plays."""
-TOOLS = "tools"
+TOOLS, TERMINAL = "tools", "terminal"
 
 
 class OwnCodeFailed(HeadraceError):
@@ -163,16 +166,17 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
 
 
 def _play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
-    """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
-    wanted = recipe.workflows[workflow]
-    if wanted.workflow.use != TOOLS or not isinstance(
-        environment := build_workflow_spec(recipe, workflow).environment, Solves
-    ):
-        return
+    """Play the first worked solutions of a workflow with tools or a terminal, if its environment has them."""
+    wanted, environment = recipe.workflows[workflow].workflow, build_workflow_spec(recipe, workflow).environment
     size = environment.size("train")
     for index in range(SOLUTIONS if size is None else min(size, SOLUTIONS)):
-        problem = environment.problem("train", index)
-        yield asyncio.run(play_solution(environment, problem, read_limits(wanted.workflow.settings)))
+        if wanted.use == TOOLS and isinstance(environment, Solves):
+            problem = environment.problem("train", index)
+            yield asyncio.run(play_solution(environment, problem, read_limits(wanted.settings)))
+        elif wanted.use == TERMINAL and isinstance(environment, GivesCommands):
+            problem, limits = environment.problem("train", index), read_command_limits(wanted.settings)
+            if environment.list_commands(problem):
+                yield asyncio.run(play_commands(environment, problem, limits))
 
 
 def _make_start(recipe: Recipe, policy: str) -> Start:
