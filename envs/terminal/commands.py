@@ -91,9 +91,9 @@ def show_result(done: Result, limit_s: float, most: int) -> Seen:
     is_cut = done.stdout_truncated or done.stderr_truncated
     if len(text) > most:
         begin, end = text[: most - most // 2], text[len(text) - most // 2 :]
-        text, is_cut = f"{begin}\n[{len(text) - most} characters left out]\n{end}", True
+        text, is_cut = f"{begin}\n[{len(text) - most} left out]\n{end}", True
     elif is_cut:
-        text += "\n[more output was dropped]"
+        text += "\n[the rest was dropped]"
     return Seen(text, kind, is_cut, done.wall_s)
 
 

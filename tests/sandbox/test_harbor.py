@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,19 +134,9 @@ def test_errands_are_solved_by_their_commands_alone_and_only_in_order() -> None:
 
 
 def test_try_plays_the_solutions_and_shows_commands_and_output() -> None:
-    words = [
-        "try",
-        "terminal",
-        "--tasks",
-        "1",
-        "--set",
-        "rollout.group_size=2",
-        "--answer",
-        "echo hi",
-        "--answer",
-        "done",
-    ]
+    words = ["try", "terminal", "--tasks", "1", "--set", "rollout.group_size=2"]
+    words += [word for answer in ("echo hi", "echo hi", "done", "done") for word in ("--answer", answer)]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "140"})
     assert done.exit_code == 0, done.output
     assert "worked solutions  16 of 16 give a reward of 1" in done.stdout
-    assert "observation" in done.stdout
+    assert re.search(r"generated +0 .* echo hi *\n +observation +1 .* hi", done.stdout)
