@@ -117,9 +117,10 @@ def _read_settings(file: Path) -> Settings:
     for table in ("environment", "agent", "verifier", "solution"):
         phase: Phase = getattr(found, table)
         if phase.network_mode not in ("", NO_NETWORK):
+            is_default = " (the default)" if phase.network_mode == "public" else ""
             raise TaskRefused(
-                f'{file}: [{table}] network_mode is "{phase.network_mode}"{" (the default)" * (phase.network_mode == "public")}, '
-                f'and a box has no network: if the task needs none, write network_mode = "{NO_NETWORK}" there'
+                f'{file}: [{table}] network_mode is "{phase.network_mode}"{is_default}, and a box has no '
+                f'network: if the task needs none, write network_mode = "{NO_NETWORK}" there'
             )
         if taken := next((name for name, value in phase.env.items() if "${" in value), None):
             raise TaskRefused(f"{file}: {table}.env.{taken} asks for a variable of this machine: write its value")
