@@ -1,8 +1,7 @@
-"""Errands in a shell: two or three commands, of which the order matters, for a policy that is small.
+"""Errands in a shell: two or three whole commands, of which the order matters, for a policy that is small.
 
-`swap a b` asks to exchange two files, `join a b c` to write two files into a third and to remove them, `copy a b` to
-copy a file and make the copy executable, and `bare a b` to rename a file and leave an empty one behind. Each problem is
-a Harbor task, which is made when it is played. The reward is the share of right files.
+A prompt has a name, which means nothing, and an errand: `kx swap` asks to exchange the files `a` and `b`. Each problem
+is a Harbor task, which is made when it is played. The reward is the share of right files.
 
 Worked examples show the commands of the oracle in any order: which ones an errand takes is imitated, and their order is
 left to be found by reward.
@@ -13,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 from tempfile import TemporaryDirectory
 from zlib import crc32
 
@@ -27,22 +27,25 @@ from headrace.envs.terminal.contract import Terminal
 from headrace.infra.errors import UsageError
 from headrace.schemas.ids import derive_seed
 
-NAMES = "abcdefghijkl"
 COMMANDS = {
-    "swap": ("mv {0} t", "mv {1} {0}", "mv t {1}"),
-    "join": ("cat {0} {1}>{2}", "rm {0} {1}"),
-    "copy": ("cp {0} {1}", "chmod +x {1}"),
-    "bare": ("mv {0} {1}", "touch {0}"),
+    "swap": ("mv a t", "mv b a", "mv t b"),
+    "join": ("cat a b>c", "rm a b"),
+    "copy": ("cp a c", "chmod +x c"),
+    "bare": ("mv a c", "touch a"),
+    "pack": ("mkdir d", "mv a b d"),
+    "back": ("cp a c", "mv b a"),
+    "tail": ("cat b>>a", "mv a c"),
 }
 CHECKS = {
-    "swap": ('"$(cat {0})" = {1}', '"$(cat {1})" = {0}', "! -e t"),
-    "join": ('"$(tr -d "\\n" <{2})" = {0}{1}', "! -e {0}", "! -e {1}"),
-    "copy": ('"$(cat {1})" = {0}', "-x {1}"),
-    "bare": ('"$(cat {1})" = {0}', "-f {0} -a ! -s {0}"),
+    "swap": ('"$(cat a)" = b', '"$(cat b)" = a', "! -e t"),
+    "join": ('"$(tr -d "\\n" <c)" = ab', "! -e a -a ! -e b"),
+    "copy": ('"$(cat c)" = a', "-x c"),
+    "bare": ('"$(cat c)" = a', "-f a -a ! -s a"),
+    "pack": ("-f d/a", "-f d/b"),
+    "back": ('"$(cat c)" = a', '"$(cat a)" = b', "! -e b"),
+    "tail": ('"$(tr -d "\\n" <c)" = ab', "! -e a"),
 }
-"""Tests of what is right afterwards; each given file holds its own name."""
-
-
+"""Conditions of bash that are true afterwards; the given files `a` and `b` hold their own names."""
 SHARES: dict[Split, range] = {"held_out": range(2), "warm_start": range(2, 5), "train": range(5, 8)}
 """Eighths of all problems, by a hash of the text."""
 
@@ -64,7 +67,7 @@ class Errands:
         draw = Random(f"errands {split} {0 if split == 'held_out' else self._seed} {index}")  # noqa: S311
         while True:
             kind = draw.choice(list(COMMANDS))
-            text = " ".join([kind, *draw.sample(NAMES, 3 if kind == "join" else 2)])
+            text = f"{''.join(draw.choices(ascii_lowercase, k=2))} {kind}"
             if crc32(text.encode()) % 8 in SHARES[split]:
                 return Problem(text, f"{text}\n", tier=kind)
 
@@ -82,8 +85,7 @@ class Errands:
 
     def list_commands(self, problem: Problem) -> Sequence[str]:
         """Return the commands of a perfect policy."""
-        kind, *names = problem.text.split()
-        return [command.format(*names) for command in COMMANDS[kind]]
+        return COMMANDS[problem.tier]
 
     def check_machine(self) -> None:
         """Raise BoxUnavailable if this machine cannot play the errands."""
@@ -101,8 +103,6 @@ class Errands:
 
 
 def _make_task(problem: Problem, folder: Path) -> HarborTask:
-    kind, *names = problem.text.split()
-    given = names[: 1 if kind in ("copy", "bare") else 2]
-    tests = [f"[ {check.format(*names)} ]" for check in CHECKS[kind]]
-    write_files(folder / "task", build_task(kind, {name: f"{name}\n" for name in given}, tests))
+    tests = [f"[ {check} ]" for check in CHECKS[problem.tier]]
+    write_files(folder / "task", build_task(problem.tier, {"a": "a\n", "b": "b\n"}, tests))
     return read_task(problem.task_id, folder / "task")
