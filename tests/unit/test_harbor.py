@@ -170,6 +170,6 @@ def test_errands_of_a_split_are_in_no_other_and_their_examples_show_every_comman
     assert errands.problem("train", 3) != Errands(2).problem("train", 3)
     examples = [errands.example(index) for index in range(200)]
     firsts = {one.completion.split()[0] for one in examples if len(one.prompt) == 1}
-    assert firsts == {"mv", "cat", "rm", "cp", "chmod", "touch"}
+    assert firsts == {"mv", "cat", "rm", "cp", "chmod", "touch", "mkdir"}
     assert {len(one.prompt) for one in examples} == {1, 3, 5, 7}
     assert all(one.completion == "done" for one in examples if len(one.prompt) == 7)
