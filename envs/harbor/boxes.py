@@ -14,7 +14,8 @@ from headrace.envs.terminal.contract import Terminal
 from headrace.infra.errors import HeadraceError
 
 SOLUTION = "/solution"
-SOLVE = f"bash {SOLUTION}/solve.sh"
+SOLVE = f"BASH_XTRACEFD=9 bash -x {SOLUTION}/solve.sh 9>&2"
+"""Runs a solution, and shows its commands beside what it writes to stderr."""
 RUN_TESTS = "mkdir -p /logs/verifier && exec bash /tests/test.sh"
 REWARD_JSON, REWARD_TEXT = "verifier/reward.json", "verifier/reward.txt"
 
