@@ -23,6 +23,8 @@ ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
     "dataset": "headrace.envs.dataset:Dataset",
     "judged_arithmetic": "headrace.envs.judged_arithmetic:JudgedArithmetic",
+    "errands": "headrace.envs.harbor.errands:Errands",
+    "harbor": "headrace.envs.harbor.environment:Harbor",
     "jsonl": "headrace.envs.jsonl:JsonLines",
     "ledger": "headrace.envs.ledger:Ledger",
     "mixture": "headrace.envs.mixture:Mixture",
@@ -35,6 +37,7 @@ WORKFLOWS = {
     "single_turn": "headrace.envs.workflows.single_turn:single_turn",
     "spawn": "headrace.envs.workflows.spawn:spawn",
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
+    "terminal": "headrace.envs.workflows.terminal:terminal",
     "tools": "headrace.envs.workflows.tools:tools",
 }
 

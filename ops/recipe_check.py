@@ -301,6 +301,15 @@ def _check_own_engine(asked: Asked) -> list[Fault]:
     return faults
 
 
+def _check_boxes(asked: Asked) -> list[Fault]:
+    """Let environments look whether this machine can play them: only one with rollout workers must."""
+    faults: list[Fault] = []
+    for name, environment in asked.environments.items() if asked.recipe.launch.workers else ():
+        with collect_faults(faults, f"workflows.{name}: "):
+            getattr(environment, "check_machine", lambda: None)()
+    return faults
+
+
 def _check_partitions(asked: Asked) -> list[Fault]:
     """Doubt processes that would idle, because each needs a partition of its own."""
     launch, kafka = asked.recipe.launch, asked.recipe.kafka
@@ -374,6 +383,7 @@ CHECKS: Mapping[str, Check] = {
     "model files": _check_model_files,
     **CHECKS_OF_NAMES,
     "own engine": _check_own_engine,
+    "boxes": _check_boxes,
     "partitions": _check_partitions,
     "memory": _check_memory,
     "disk": _check_disk,

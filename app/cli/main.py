@@ -21,7 +21,7 @@ from headrace.app.cli.offline import app as offline_app
 from headrace.app.cli.options import CHECK_FAILED, CLICK_ERROR, JSON
 from headrace.app.cli.parts import compact, curate, evaluate, feed, rollout, train
 from headrace.app.cli.retrain import retrain
-from headrace.app.cli.run import check_engine, compare, swap, try_recipe, up
+from headrace.app.cli.run import check_engine, check_tasks, compare, swap, try_recipe, up
 from headrace.app.cli.servers import clean, doctor, store_policy, topics
 from headrace.app.cli.streams import replace_what_cannot_be_encoded
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
@@ -46,7 +46,7 @@ RUN = "Run"
 PARTS_PANEL = "Parts of a run, each its own process"
 
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
-    (RUN, (up, try_recipe, check_engine, clean)),
+    (RUN, (up, try_recipe, check_engine, check_tasks, clean)),
     (PARTS_PANEL, (servers, begin, feed, rollout, curate, train, evaluate, compact)),
     (LOOK_PANEL, (status, watch, audit, dead_letters)),
     (RUN, (redrive, gc)),

@@ -215,6 +215,29 @@ def check_engine(
         raise typer.Exit(CHECK_FAILED)
 
 
+def check_tasks(
+    path: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of Harbor tasks, or of one.")],
+    at_once: Annotated[int, typer.Option(min=1, help="Tasks that are checked at a time.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the tasks of a folder in boxes: the solution of each gets a reward of 1, and doing nothing does not.
+
+    Exit code 1 when a task is wrong, or cannot be read.
+
+    Example: [bold]headrace check-tasks tasks/[/]
+    """
+    import asyncio
+
+    from headrace.app.views.task_checks_page import task_checks_page
+    from headrace.envs.harbor.checking import check_tasks as check
+
+    log_quietly()
+    found = asyncio.run(check(path.resolve(), at_once))
+    print_answer(found, task_checks_page, as_json=as_json)
+    if any(one.fault for one in found):
+        raise typer.Exit(CHECK_FAILED)
+
+
 def swap(
     chain: Annotated[Path, typer.Argument(metavar="CHAIN.toml", help="TOML file with only a chain, as in a recipe.")],
     run: RunChoice = None,

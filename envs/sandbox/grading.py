@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -29,7 +29,7 @@ class Graded:
     """What was not graded: links to folders, dangling links, sockets and the like."""
 
 
-async def grade_in_fresh_box(
+async def grade_in_fresh_box(  # noqa: PLR0913 - all but the first by name
     box: Box,
     *,
     results: Sequence[str],
@@ -37,6 +37,8 @@ async def grade_in_fresh_box(
     command: str | Sequence[str] = ("sh", f"{TESTS}/test.sh"),
     limits: Limits | None = None,
     kind: str = OWN,
+    env: Mapping[str, str] | None = None,
+    cwd: str = "/",
 ) -> Graded:
     """Copy files out of a box into a new one, and run tests on them there.
 
@@ -50,6 +52,8 @@ async def grade_in_fresh_box(
         command: Command that grades.
         limits: Limits of the new box.
         kind: Kind of the new box, as in `make_box`.
+        env: Environment variables of the command.
+        cwd: Where the command begins.
 
     Raises BoxFailed and BoxUnavailable, which say nothing about the results, and UsageError for a wrong path.
     """
@@ -75,7 +79,7 @@ async def grade_in_fresh_box(
                     await fresh.upload(copy, path)
             except TransferRefused as refused:
                 return Graded(None, {}, str(refused))
-            result = await fresh.exec(command, cwd="/")
+            result = await fresh.exec(command, env=env, cwd=cwd)
             logs = await _read_logs(fresh, Path(name) / "logs")
         finally:
             await fresh.stop()

@@ -14,6 +14,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.envs.terminal.commands import read_limits as read_command_limits
+from headrace.envs.terminal.contract import GivesCommands
+from headrace.envs.terminal.solutions import play_commands
 from headrace.envs.tools.solutions import SolutionPlayed, Solves, open_solved_calls, play_solution
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
@@ -41,7 +44,7 @@ from headrace.schemas.topics import variant_of
 
 SOLUTIONS = 16
 """Worked solutions that a trial plays."""
-WITH_CALLS = ("tools", "spawn")
+WITH_CALLS, TERMINAL = ("tools", "spawn"), "terminal"
 
 
 class OwnCodeFailed(HeadraceError):
@@ -164,17 +167,20 @@ def draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task
 
 
 def play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
-    """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
-    wanted = recipe.workflows[workflow]
-    if wanted.workflow.use not in WITH_CALLS or not isinstance(
-        environment := build_workflow_spec(recipe, workflow).environment, Solves
-    ):
-        return
-    solved = open_solved_calls(environment, wanted.workflow.use, wanted.workflow.settings)
+    """Play the first worked solutions of a workflow with tools or a terminal, if its environment has them."""
+    wanted, environment = recipe.workflows[workflow].workflow, build_workflow_spec(recipe, workflow).environment
     size = environment.size("train")
-    for index in range(SOLUTIONS if size is None else min(size, SOLUTIONS)):
-        problem = environment.problem("train", index)
-        yield asyncio.run(play_solution(solved, problem))
+    numbers = range(SOLUTIONS if size is None else min(size, SOLUTIONS))
+    if wanted.use in WITH_CALLS and isinstance(environment, Solves):
+        solved = open_solved_calls(environment, wanted.use, wanted.settings)
+        for number in numbers:
+            yield asyncio.run(play_solution(solved, environment.problem("train", number)))
+    elif wanted.use == TERMINAL and isinstance(environment, GivesCommands):
+        limits = read_command_limits(wanted.settings)
+        for number in numbers:
+            problem = environment.problem("train", number)
+            if environment.list_commands(problem):
+                yield asyncio.run(play_commands(environment, problem, limits))
 
 
 def _make_start(recipe: Recipe, policy: str) -> Start:
