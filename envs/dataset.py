@@ -122,8 +122,9 @@ class Dataset:
             raise ValueError(
                 "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
             )
+        kept = tuple(dict.fromkeys([*keep, *(column for one in built.values() for column in one.keeps)]))
         self._layout = Layout(
-            named, built, tuple(keep), _compile_answer_pattern(answer_pattern), system, template, instruction
+            named, built, kept, _compile_answer_pattern(answer_pattern), system, template, instruction
         )
         self._lock = threading.Lock()
         self._decks: dict[Split, tuple[_Deck, ...]] = {}

@@ -21,7 +21,9 @@ from headrace.infra.unreachable import is_unreachable
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
+    "code": "headrace.envs.code.programs:Programs",
     "dataset": "headrace.envs.dataset:Dataset",
+    "human_eval": "headrace.envs.code.human_eval:HumanEval",
     "judged_arithmetic": "headrace.envs.judged_arithmetic:JudgedArithmetic",
     "jsonl": "headrace.envs.jsonl:JsonLines",
     "ledger": "headrace.envs.ledger:Ledger",
