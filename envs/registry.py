@@ -30,8 +30,10 @@ ENVIRONMENTS = {
     "mixture": "headrace.envs.mixture:Mixture",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
     "scripted": "headrace.envs.scripted:Scripted",
+    "tested_code": "headrace.envs.code.tested_programs:ProgramsWithCases",
 }
 WORKFLOWS = {
+    "code_tests": "headrace.envs.workflows.code_tests:code_tests",
     "single_turn": "headrace.envs.workflows.single_turn:single_turn",
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
     "tools": "headrace.envs.workflows.tools:tools",

@@ -59,7 +59,7 @@ def read_cases(given: Any) -> Cases:
             inputs = [[json.loads(line) for line in text.splitlines()] for text in inputs]
             outputs = [json.loads(text) for text in outputs]
         return Cases(name, tuple(map(list, inputs)), tuple(outputs))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise WrongTests(
             f"tests cannot be read ({type(error).__name__}: {error}); they are JSON with `inputs`, `outputs` and, for "
             f"a function, `fn_name`: {given!r:.80}"

@@ -12,8 +12,10 @@ from headrace.envs.contract import Problem, Score
 from headrace.envs.data.scorers import Scorer
 from headrace.envs.thoughts import read_answer
 
-TESTS, STARTER = "input_output", "starter"
-"""Keys in a problem's `extra`: its tests, and code that an answer continues."""
+TESTS, STARTER, SOLUTIONS = "input_output", "starter", "solutions"
+"""Keys in a problem's `extra`: its tests, code that an answer continues, and references."""
+EACH = "passed_"
+"""Key in a problem's `extra`: all tests are run, and each is a part of the reward."""
 INSTRUCTION = "\nAnswer with one fenced block of Python 3: ```python"
 
 
@@ -23,12 +25,15 @@ def write_program(problem: Problem, text: str) -> str:
 
 
 def score_program(judge: Judge, tests: str, problem: Problem, text: str) -> Score:
-    """Return reward 1 if all tests pass, else 0; the part `passed` is their share.
+    """Return reward 1 if all tests pass, else 0; the part `passed` is the share of tests that pass.
 
     Raises BoxFailed and BoxUnavailable, and WrongTests, which say nothing about the program.
     """
-    passed = judge.check(write_program(problem, text), read_cases(problem.extra[tests]))
-    return Score(float(all(passed)), {"passed": sum(passed) / len(passed)})
+    is_each_told = EACH in problem.extra
+    cases = read_cases(problem.extra[tests])
+    passed = judge.check(write_program(problem, text), cases, is_stopped_early=not is_each_told)
+    parts = {f"{EACH}{at}": one for at, one in enumerate(passed)} if is_each_told else {}
+    return Score(float(all(passed)), {"passed": sum(passed) / len(passed), **parts})
 
 
 def build_scorer(

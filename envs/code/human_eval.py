@@ -20,8 +20,8 @@ from typing import Any
 
 from headrace.envs.code.cases import WrongTests
 from headrace.envs.code.grading import INSTRUCTION, STARTER, write_program
-from headrace.envs.code.judge import Judge
 from headrace.envs.code.in_box import OK
+from headrace.envs.code.judge import Judge
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.registry import load_environment
 
@@ -75,7 +75,7 @@ class HumanEval:
         total_limit_s: float = 8.0,
         limits: Mapping[str, Any] | None = None,
     ) -> None:
-        self._rows = read_rows()
+        self.rows = read_rows()
         self._train = load_environment(train["use"], seed, {key: train[key] for key in train if key != "use"})
         self._judge = Judge(test_limit_s, total_limit_s, limits)
         for name in ("example", "solve", "read_data", "list_left_out"):
@@ -84,14 +84,14 @@ class HumanEval:
 
     def size(self, split: Split) -> int | None:
         """Return 164 for `held_out`, else what the other environment has."""
-        return len(self._rows) if split == "held_out" else self._train.size(split)
+        return len(self.rows) if split == "held_out" else self._train.size(split)
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return the problem at an index; HumanEval begins again after its end."""
         if split != "held_out":
             return self._train.problem(split, index)
-        number = index % len(self._rows)
-        row = self._rows[number]
+        number = index % len(self.rows)
+        row = self.rows[number]
         prompt = f"Complete this function.\n\n{row['prompt']}{INSTRUCTION}"
         return Problem(row["task_id"], prompt, tier=self.name, extra={NUMBER: number, STARTER: row["prompt"]})
 
@@ -99,7 +99,7 @@ class HumanEval:
         """Return reward 1 if `check` accepts the answers. Raises BoxFailed, BoxUnavailable, and WrongTests."""
         if NUMBER not in problem.extra:
             return self._train.score(problem, text)
-        row = self._rows[problem.extra[NUMBER]]
+        row = self.rows[problem.extra[NUMBER]]
         trusted, name = f"{row['prompt']}{row['canonical_solution']}\n{row['test']}", row["entry_point"]
         [recorded] = self._judge.run(trusted + _RECORD.format(name=name), "", [""])
         if recorded.kind != OK:

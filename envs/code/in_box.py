@@ -102,7 +102,7 @@ def _become(program: CodeType, asked: dict[str, Any], given: Any, source: int, a
         name = asked["function"]
         for number, descriptor in enumerate((nowhere, nowhere, nowhere) if name else (source, answer, nowhere)):
             os.dup2(descriptor, number)
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: PTH123, SIM115
+        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
         space: dict[str, Any] = {"__name__": "program" if name else "__main__", "exit": sys.exit, "quit": sys.exit}
         try:
             exec(program, space)  # noqa: S102 - what this file is for

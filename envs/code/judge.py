@@ -7,6 +7,7 @@ import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ class Judge:
         return [*answers, Answer(LATE, f"no answer within {self._total_limit_s:g} s")] if done.timed_out else answers
 
 
+@cache
 def _read_program() -> str:
     return Path(in_box.__file__).read_text(encoding="utf-8")
 

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from headrace.envs.code.grading import INSTRUCTION, STARTER, TESTS, score_program
+from headrace.envs.code.grading import INSTRUCTION, SOLUTIONS, STARTER, TESTS, score_program
 from headrace.envs.code.judge import Judge
 from headrace.envs.code.worlds import TIERS
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
-
-SOLUTIONS = "solutions"
-"""Key in a problem's `extra`: references, as code."""
 
 
 class Programs:

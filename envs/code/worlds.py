@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -92,7 +93,8 @@ def draw_steps(kind: Kind, draw: Random) -> Drawn:
     words, uses_stdin = draw.sample(list(kind.steps), STEPS), draw.random() < 0.5
     inputs = [kind.draw(draw) for _ in range(SHOWN + HIDDEN)]
     answers = [run_function(write_reference(kind, words, uses_stdin=False), given) for given in inputs]
-    told = [(_write_line(one), _write_line(two)) if uses_stdin else (one, two) for one, two in zip(inputs, answers)]
+    pairs = zip(inputs, answers, strict=True)
+    told = [(_write_line(one), _write_line(two)) if uses_stdin else (one, two) for one, two in pairs]
     order = "; then ".join(words)
     task = f"reads {kind.noun} x from stdin" if uses_stdin else f"defines a function f of {kind.noun} x"
     end = "prints it" if uses_stdin else "returns it"
@@ -131,8 +133,9 @@ def draw_micro(draw: Random) -> Drawn:
     return Drawn(f"{terms[0]} {first} {terms[1]} {second} {terms[2]}=", reference, tests, starter)
 
 
-TIERS: dict[str, Callable[[Random], Drawn]] = {"micro": draw_micro} | {
-    name: (lambda draw, kind=kind: draw_steps(kind, draw)) for name, kind in KINDS.items()
+TIERS: dict[str, Callable[[Random], Drawn]] = {
+    "micro": draw_micro,
+    **{name: partial(draw_steps, kind) for name, kind in KINDS.items()},
 }
 """Draws a problem, by tier, easiest first."""
 

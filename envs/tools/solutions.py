@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, WorkedExample
+from headrace.envs.judging import score_answer
 from headrace.envs.messages import Message, as_messages
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
@@ -47,6 +48,8 @@ class SolutionPlayed:
     reward: float
     fault: str
     """What is wrong with it; empty for a right one."""
+    prompt: str = ""
+    """The problem, as text."""
 
 
 class SolutionError(ValueError):
@@ -58,7 +61,7 @@ async def play_solution(environment: Environment, problem: Problem, limits: Limi
     turns: list[TurnPlayed] = []
     reward, fault = 0.0, ""
     try:
-        tools = read_tools(environment)
+        tools = read_tools(environment) if hasattr(environment, "tools") else []
         answers = _take_answers(environment, problem)
         for turn, answer in enumerate(answers, 1):
             calls = parse_short_calls(answer, tools)
@@ -75,12 +78,12 @@ async def play_solution(environment: Environment, problem: Problem, limits: Limi
                 )
                 break
         else:
-            score: Any = environment.score(problem, answers[-1])
+            score: Any = await score_answer(environment, problem, answers[-1])
             reward = float(getattr(score, "reward", score))
             fault = "" if reward >= 1 else f"its last answer, {answers[-1]!r}, gets a reward of {reward:g}, not 1"
     except Exception as error:  # noqa: BLE001 - the environment's own code may raise anything
         fault = f"{type(error).__name__}: {describe_with_location(error)}"
-    return SolutionPlayed(problem.task_id, tuple(turns), reward, fault)
+    return SolutionPlayed(problem.task_id, tuple(turns), reward, fault, problem.text)
 
 
 def _take_answers(environment: Any, problem: Problem) -> list[str]:

@@ -163,11 +163,10 @@ def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Tas
 
 
 def _play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
-    """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
+    """Play the first worked solutions of a workflow whose environment solves its problems, by tools or at once."""
     wanted = recipe.workflows[workflow]
-    if wanted.workflow.use != TOOLS or not isinstance(
-        environment := build_workflow_spec(recipe, workflow).environment, Solves
-    ):
+    environment = build_workflow_spec(recipe, workflow).environment
+    if not isinstance(environment, Solves) or (wanted.workflow.use != TOOLS and hasattr(environment, "tools")):
         return
     size = environment.size("train")
     for index in range(SOLUTIONS if size is None else min(size, SOLUTIONS)):
