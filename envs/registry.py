@@ -30,7 +30,6 @@ ENVIRONMENTS = {
     "mixture": "headrace.envs.mixture:Mixture",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
     "scripted": "headrace.envs.scripted:Scripted",
-    "tested_code": "headrace.envs.code.tested_programs:ProgramsWithCases",
 }
 WORKFLOWS = {
     "code_tests": "headrace.envs.workflows.code_tests:code_tests",

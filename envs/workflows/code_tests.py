@@ -7,7 +7,7 @@ judge the first attempt as the problem's own tests do). The solver tries again o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from headrace.envs.chat import Chat
@@ -16,13 +16,11 @@ from headrace.envs.code.grading import EACH, SOLUTIONS, TESTS
 from headrace.envs.code.written_cases import read_written_cases, write_feedback, write_test_prompt
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
 from headrace.envs.judging import score_answer
-from headrace.envs.messages import Prompt
+from headrace.envs.messages import Prompt, as_messages
 from headrace.envs.thoughts import read_answer
 from headrace.schemas.records import Sequence as Record
 
 SOLVER, TESTER = "solver", "tester"
-MOST_REFERENCES = 8
-"""References that are run to find the best one."""
 
 
 def check_roles(roles: Collection[str]) -> None:
@@ -38,7 +36,7 @@ def check_environment(environment: Environment) -> None:
     extra = environment.problem("train", 0).extra
     if lacking := [name for name in (TESTS, SOLUTIONS) if not extra.get(name)]:
         raise ValueError(
-            f"workflow code_tests needs `{lacking[0]}` in each problem's `extra`: use the environment tested_code, or "
+            f"workflow code_tests needs `{lacking[0]}` in each problem's `extra`: use the environment code, or "
             f'a data set with scorer = "code" and keep = ["{SOLUTIONS}"]'
         )
 
@@ -57,7 +55,9 @@ async def code_tests(problem: Problem, env: Environment, actors: Mapping[str, Ac
     passed, is_valid = await _run_cases(problem, env, attempt, cases) if cases else ([], False)
     is_approved, is_right = bool(passed) and all(passed), first.reward == 1
     if cases and not is_approved and not is_right:
-        prompt = _add_text(problem.prompt, write_feedback(problem, cases, passed))
+        *before, last_message = as_messages(problem.prompt)
+        text = last_message["content"] + write_feedback(problem, cases, passed)
+        prompt = text if isinstance(problem.prompt, str) else [*before, {**last_message, "content": text}]
         _, last, more = await _write_code(problem, env, actors[SOLVER], prompt)
         sequences += more
     is_diagnosed = is_valid and is_approved == is_right
@@ -80,30 +80,13 @@ async def _write_code(
 
 
 async def _run_cases(problem: Problem, env: Environment, attempt: str, cases: Cases) -> tuple[list[bool], bool]:
-    """Return which cases an attempt passes, and whether the best reference passes all."""
-    tests = {"inputs": cases.inputs, "outputs": cases.outputs, "fn_name": cases.function}
+    """Return which cases an attempt passes, and whether the reference passes all: the one with most hidden tests."""
+    tests = {"fn_name": cases.function, "inputs": cases.inputs, "outputs": cases.outputs}
     asked = replace(problem, extra={**problem.extra, TESTS: tests, EACH: True})
     judged = await score_answer(env, asked, attempt)
-    reference = await _choose_reference(problem, env, problem.extra[SOLUTIONS])
-    is_valid = (await score_answer(env, asked, reference)).reward == 1
-    return [judged.parts[f"{EACH}{at}"] == 1 for at in range(len(cases.inputs))], is_valid
-
-
-async def _choose_reference(problem: Problem, env: Environment, references: Sequence[str]) -> str:
-    """Return the reference that passes most of the problem's own tests."""
-    best, most = references[0], -1.0
-    for one in references[:MOST_REFERENCES]:
-        passed = (await score_answer(env, problem, one)).parts["passed"]
-        if passed > most:
+    best, most = "", -1.0
+    for one in problem.extra[SOLUTIONS]:
+        if most < 1 and (passed := (await score_answer(env, problem, one)).parts["passed"]) > most:
             best, most = one, passed
-        if passed == 1:
-            break
-    return best
-
-
-def _add_text(prompt: Prompt, text: str) -> Prompt:
-    """Return a prompt whose last message goes on with a text."""
-    if isinstance(prompt, str):
-        return prompt + text
-    *before, last = prompt
-    return [*before, {**last, "content": last["content"] + text}]
+    is_valid = (await score_answer(env, asked, best)).reward == 1
+    return [judged.parts[f"{EACH}{at}"] == 1 for at in range(len(cases.inputs))], is_valid

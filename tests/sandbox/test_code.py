@@ -18,8 +18,8 @@ from headrace.envs.sandbox.contract import BoxFailed
 from headrace.envs.sandbox.kinds import check_boxes
 
 pytestmark = pytest.mark.sandbox
-DOUBLE = Cases("f", ([1], [2], [5]), (2, 4, 10))
-ECHO = Cases("", ("1\n", "2\n"), ("1\n", "2\n"))
+DOUBLE = Cases("f", [[1], [2], [5]], [2, 4, 10])
+ECHO = Cases("", ["1\n", "2\n"], ["1\n", "2\n"])
 CHEATS = {
     "prints": "print('ok 1\\n2' * 9)\ndef f(x): print('ok 1\\n2')",
     "ends": "import os\ndef f(x): os._exit(0)",
@@ -29,7 +29,7 @@ CHEATS = {
     "writes to its parent": "import os\ndef f(x):\n for n in range(9):\n  try: open(f'/proc/{os.getppid()}/fd/{n}', 'w').write('ok 1\\n2ok 1\\n4ok 2\\n10')\n  except OSError: pass\n os._exit(0)",  # noqa: E501
     "changes the harness": "import __main__, builtins\n__main__.spell = lambda v: '2'\nbuiltins.repr = lambda v: '2'\ndef f(x): return None",  # noqa: E501
     "kills its parent": "import os\ndef f(x): os.kill(os.getppid(), 9)",
-    "finds no answer beside its inputs": "import sys\ndef f(x):\n a = sys._getframe().f_back.f_locals['asked']\n return [v for v in a if v not in ('code', 'function', 'inputs')] and a.get('outputs')",  # noqa: E501
+    "finds no answer beside its inputs": "import sys\ndef f(x):\n frame = sys._getframe().f_back\n while frame.f_code.co_name != 'main': frame = frame.f_back\n return max(frame.f_locals['request'][2])",  # noqa: E501
     "leaves a file": "def f(x):\n open('answer', 'w').write(str(2 * x)); open('input', 'w').write('9')",
     "takes all memory": "def f(x): return len(bytes(1 << 33))",
     "forks without end": "import os\ndef f(x):\n while True: os.fork()",
@@ -79,8 +79,8 @@ def test_time_of_an_input_and_of_all_is_limited() -> None:
 
 
 def test_a_box_in_which_no_python_starts_is_a_failure_and_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.envs.code.judge._read_program", lambda: "import what_is_not_there")
     programs = Programs(1)
+    monkeypatch.setattr(programs._judge, "_program", "import what_is_not_there")
     problem = programs.problem("train", 0)
     with pytest.raises(BoxFailed, match="Python does not run in a box: exit code 1, Traceback"):
         programs.score(problem, problem.extra[SOLUTIONS][0])
