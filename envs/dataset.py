@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,11 +118,14 @@ class Dataset:
             raise ValueError("template must contain {problem}, the placeholder for the problem")
         _check_keep(keep, has_scorers=bool(named.scorer))
         self._template_arguments = _copy_arguments(template_arguments or {})
+        needed = [column for one in built.values() for column in one.keeps]
+        if needed and "answer" not in (columns or {}):
+            named = replace(named, answer="")  # what these scorers compare with stands in their columns
         if not named.answer and any(one.needs_answer for one in built.values()):
             raise ValueError(
                 "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
             )
-        kept = tuple(dict.fromkeys([*keep, *(column for one in built.values() for column in one.keeps)]))
+        kept = tuple(dict.fromkeys([*keep, *needed]))
         self._layout = Layout(
             named, built, kept, _compile_answer_pattern(answer_pattern), system, template, instruction
         )

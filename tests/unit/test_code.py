@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -123,6 +124,14 @@ def test_settings_that_cannot_be_used_and_a_machine_without_boxes_are_refused(mo
     for use, settings in (("code", {}), ("dataset", {"path": "x", "scorer": "code"})):
         with pytest.raises(EnvironmentSettingsError, match="this machine has no boxes"):
             load_environment(use, 1, settings)
+
+
+def test_a_row_of_a_data_set_brings_its_tests(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": "Add.", "input_output": "{}"}) + "\n")
+    settings = {"path": str(tmp_path / "rows.jsonl"), "scorer": "code", "held_out": 0.0}
+    problem = load_environment("dataset", 1, settings).problem("train", 0)
+    assert problem.extra == {TESTS: "{}"}
+    assert problem.text.endswith("one fenced block of Python 3: ```python")
 
 
 # ------------------------------------------------------------------------------------------------ solver and tester
