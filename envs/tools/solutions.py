@@ -1,4 +1,4 @@
-"""Plays the worked solutions of an environment with tools, and makes worked examples of their turns.
+"""Plays the worked solutions of an environment, mostly with tools, and makes worked examples of their turns.
 
 `solve(problem)` of an environment returns what a perfect policy says, answer by answer. Calls in it are in the short
 form, whatever the form of the policy.

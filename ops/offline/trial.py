@@ -82,7 +82,7 @@ class Tried:
     failures: tuple[EpisodeFailed, ...]
     policies: dict[str, PolicyTried]
     solutions: tuple[SolutionPlayed, ...] = ()
-    """Worked solutions of environments with tools."""
+    """Worked solutions of environments that solve their problems."""
     tool_errors: tuple[EpisodeFailed, ...] = ()
     """Errors of tools that did not end their episodes."""
     shadows: tuple[str, ...] = ()

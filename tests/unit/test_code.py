@@ -21,6 +21,8 @@ from headrace.envs.code.written_cases import read_written_cases, strip_examples
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
 from headrace.envs.sandbox.contract import BoxUnavailable
+from headrace.envs.tools.outcomes import Limits
+from headrace.envs.tools.solutions import play_solution
 from headrace.envs.workflows.code_tests import check_environment, code_tests
 
 SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
@@ -218,6 +220,19 @@ class Spoken(Scripted):
 
     def decode(self, ids: Any, *, special_tokens: bool = False) -> str:
         return "".join(chr(one - 1000) for one in ids if one >= 1000)
+
+
+def test_a_worked_solution_without_tools_is_scored_at_once() -> None:
+    class Solved(Run):
+        def solve(self, problem: Problem) -> list[str]:
+            return list(problem.extra[SOLUTIONS])
+
+    extra = {TESTS: '{"fn_name": "f", "inputs": [[3]], "outputs": [6]}'}
+    for answer, reward, fault in (("a+a", 1, ""), ("a", 0, "its last answer, 'a', gets a reward of 0, not 1")):
+        problem = Problem("two", "double a", extra={**extra, SOLUTIONS: [answer]})
+        played = asyncio.run(play_solution(Solved(), problem, Limits(1, 99)))  # type: ignore[arg-type]
+        assert (played.reward, played.prompt, played.fault) == (reward, "double a", fault)
+        assert [turn.answer for turn in played.turns] == [answer]
 
 
 def test_the_workflow_refuses_other_roles_and_problems_without_references() -> None:
