@@ -16,7 +16,7 @@ from headrace.envs.code.worlds import TIERS, run_function
 from headrace.envs.code.written_cases import write_feedback, write_test_prompt
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 
-POINTS = (0, 2)
+POINTS = (0, 1)
 """Inputs of the cases in worked examples."""
 
 
