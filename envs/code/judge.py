@@ -15,7 +15,7 @@ from headrace.envs.sandbox.contract import BoxFailed
 from headrace.envs.sandbox.kinds import check_boxes, make_box
 from headrace.envs.sandbox.limits import Limits
 
-SMALL = {"memory_mb": 512, "processes": 32, "disk_mb": 32, "file_mb": 16, "output_kb": 4096}
+SMALL = {"memory_mb": 512, "processes": 32, "disk_mb": 32, "file_mb": 16, "output_kb": 32768}
 """Limits of a box, unless the recipe gives others."""
 MOST_BYTES = 1 << 20
 """Largest answer to one input."""
