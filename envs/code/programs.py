@@ -29,7 +29,7 @@ class Programs:
     Args:
         seed: Seed of the run.
         tiers: Names of tiers.
-        shows_cases: Whether worked examples, of the tier `micro`, show both roles of the workflow `code_tests`.
+        shows_cases: Whether worked examples, of the tiers `single` and `micro`, show both roles of `code_tests`.
         limits: As of `Judge`.
 
     Raises ValueError for an unknown tier, and as `Judge` does.
@@ -42,8 +42,8 @@ class Programs:
     ) -> None:
         if isinstance(tiers, str) or not tiers or set(tiers) - set(TIERS):
             raise ValueError(f"tiers must be a list of some of {', '.join(TIERS)}; got {tiers!r}")
-        if shows_cases and set(tiers) != {"micro"}:
-            raise ValueError("shows_cases is for the tier micro alone")
+        if shows_cases and set(tiers) - {"single", "micro"}:
+            raise ValueError("shows_cases is for the tiers single and micro alone")
         self._seed, self._tiers, self._shows_cases = seed, tuple(tiers), shows_cases
         self._judge = Judge(**limits)
 

@@ -1,4 +1,4 @@
-"""Programs to write, made by templates: steps on numbers, texts and lists, and a tier for tiny policies.
+"""Programs to write, made by templates: steps on numbers, texts and lists, and two tiers for tiny policies.
 
 A tier's problem is drawn by a random number; its tests are what the reference answers to its inputs.
 """
@@ -6,6 +6,7 @@ A tier's problem is drawn by a random number; its tests are what the reference a
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -15,6 +16,8 @@ from headrace.envs.code.grading import INSTRUCTION, SOLUTIONS, STARTER, TESTS
 from headrace.envs.code.written_cases import ASK, TOLD
 from headrace.envs.contract import Problem
 
+SIGNS = {"plus": "+", "minus": "-", "times": "*"}
+STARTED = "def f(a):return "
 STEPS = 3
 SHOWN, HIDDEN = 2, 12
 """Tests of a problem that the statement shows, and others."""
@@ -101,26 +104,28 @@ def write_function(kind: Kind, words: Sequence[str]) -> str:
     return "\n    ".join(["def f(x):", *(kind.steps[one] for one in words), "return x"])
 
 
-def draw_micro(draw: Random) -> Problem:
-    """Draw two operations in words, such as `a plus 3 times 2`, to be done from left to right; `a` is in one of them.
+def draw_expression(operations: int, draw: Random) -> Problem:
+    """Draw operations in words, such as `a plus 3 times 2`, to be done from left to right; `a` is in one of them.
 
-    The answer is the expression after `return`.
+    The answer is the expression after `return`. There are only 57 expressions of one operation, so their statements
+    begin with a name, as in `kx a plus 3`, which must be ignored.
     """
-    signs = {"plus": "+", "minus": "-", "times": "*"}
     terms = ["1"]
     while "a" not in terms:
-        terms = draw.choices("aaa123456789", k=3)
-    first, second = draw.choices(list(signs), k=2)
-    inner = f"{terms[0]}{signs[first]}{terms[1]}"
-    reference = f"({inner})" if second == "times" != first else inner
-    reference, starter = f"{reference}{signs[second]}{terms[2]}", "def f(a):return "
-    pairs = [(one, run_function(starter + reference, one)) for one in (-7, -2, 0, 1, 3, 6, 10)]
-    extra = {TESTS: write_tests(pairs, "f"), SOLUTIONS: [reference], STARTER: starter, ASK: " tests?", TOLD: ""}
-    return Problem("", f"{terms[0]} {first} {terms[1]} {second} {terms[2]}=", extra=extra)
+        terms = draw.choices("aaa123456789", k=operations + 1)
+    words = "" if operations > 1 else f"{''.join(draw.choices(string.ascii_lowercase, k=2))} "
+    words, reference, before = words + terms[0], terms[0], "*"
+    for word, term in zip(draw.choices(list(SIGNS), k=operations), terms[1:], strict=True):
+        inner = f"({reference})" if SIGNS[word] == "*" != before else reference
+        words, reference, before = f"{words} {word} {term}", f"{inner}{SIGNS[word]}{term}", SIGNS[word]
+    pairs = [(one, run_function(STARTED + reference, one)) for one in (-7, -2, 0, 1, 3, 6, 10)]
+    extra = {TESTS: write_tests(pairs, "f"), SOLUTIONS: [reference], STARTER: STARTED, ASK: " tests?", TOLD: ""}
+    return Problem("", f"{words}=", extra=extra)
 
 
 TIERS: dict[str, Callable[[Random], Problem]] = {
-    "micro": draw_micro,
+    "single": partial(draw_expression, 1),
+    "micro": partial(draw_expression, 2),
     **{name: partial(draw_steps, kind) for name, kind in KINDS.items()},
 }
 """Draws a problem without its id, by tier, easiest first."""

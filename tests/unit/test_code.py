@@ -111,8 +111,8 @@ def test_a_problem_is_the_same_for_ever_and_in_one_split_and_held_out_ones_for_e
 
 def test_settings_that_cannot_be_used_and_a_machine_without_boxes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for settings, said in (
-        ({"tiers": ["micros"]}, "some of micro, numbers, texts, lists; got"),
-        ({"tiers": ["lists"], "shows_cases": True}, "for the tier micro alone"),
+        ({"tiers": ["micros"]}, "some of single, micro, numbers, texts, lists; got"),
+        ({"tiers": ["lists"], "shows_cases": True}, "for the tiers single and micro alone"),
         ({"test_limit_s": 9}, "at most total_limit_s; got 9"),
         ({"memory": 64}, "no limit 'memory'"),
     ):
