@@ -80,8 +80,8 @@ def test_an_answer_is_compared_as_the_data_sets_compare_it() -> None:
 def test_hidden_tests_tell_programs_with_one_wrong_step_from_the_right_one() -> None:
     draw, found, missed = Random(1), 0, 0  # noqa: S311
     for kind in worlds.KINDS.values():
-        for words in list(itertools.permutations(kind.steps, worlds.STEPS))[::5]:
-            inputs = [kind.draw(draw) for _ in range(300)]
+        for words in list(itertools.permutations(kind.steps, worlds.STEPS))[::13]:
+            inputs = [kind.draw(draw) for _ in range(150)]
             right = [_answer(kind, words, given) for given in inputs]
             for at, other in itertools.product(range(len(words)), set(kind.steps) - set(words)):
                 mutant = [*words[:at], other, *words[at + 1 :]]
@@ -89,7 +89,7 @@ def test_hidden_tests_tell_programs_with_one_wrong_step_from_the_right_one() -> 
                 if any(is_told):
                     found += 1
                     missed += not any(is_told[: worlds.SHOWN + worlds.HIDDEN])
-    assert found > 300
+    assert found > 100
     assert missed < 0.01 * found
 
 
