@@ -19,7 +19,7 @@ SMALL = {"memory_mb": 512, "processes": 32, "disk_mb": 32, "file_mb": 16, "outpu
 """Limits of a box, unless the recipe gives others."""
 MOST_BYTES = 1 << 20
 """Largest answer to one input."""
-KEPT = 256
+KEPT = 512
 """Programs whose answers are kept: many answers of a group are the same text."""
 
 
