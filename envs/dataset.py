@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ import structlog
 from headrace.envs.answers import find_last_boxed
 from headrace.envs.contract import Problem, Score, Split, WorkedExample, check_template_arguments
 from headrace.envs.data.held_out import interleave_sets, read_held_out
-from headrace.envs.data.layout import SCORER, Layout, Record, read_columns_setting
+from headrace.envs.data.layout import SCORER, Columns, Layout, Record, read_columns_setting
 from headrace.envs.data.pools import Pool, find_shared, read_pool
 from headrace.envs.data.rows import TaskFileError
-from headrace.envs.data.scorers import build_scorer
+from headrace.envs.data.scorers import Scorer, build_scorer
 from headrace.envs.data.sources import Source
 from headrace.envs.data.split_rows import Numbers, compute_shares, hash_text, order_by_seed
 from headrace.envs.thoughts import read_answer
@@ -116,14 +116,15 @@ class Dataset:
             raise ValueError(f"held_out + warm_start must be below 1, got {self._held_out_share} + {self._warm_start}")
         if template and "{problem}" not in template:
             raise ValueError("template must contain {problem}, the placeholder for the problem")
-        _check_keep(keep, has_scorers=bool(named.scorer))
         self._template_arguments = _copy_arguments(template_arguments or {})
+        _check_keep(keep, has_scorers=bool(named.scorer))
+        named, kept = _add_needed(named, "answer" in (columns or {}), keep, built)
         if not named.answer and any(one.needs_answer for one in built.values()):
             raise ValueError(
                 "the scorer needs an answer to compare with: set columns.answer to the column that holds it"
             )
         self._layout = Layout(
-            named, built, tuple(keep), _compile_answer_pattern(answer_pattern), system, template, instruction
+            named, built, kept, _compile_answer_pattern(answer_pattern), system, template, instruction
         )
         self._lock = threading.Lock()
         self._decks: dict[Split, tuple[_Deck, ...]] = {}
@@ -258,6 +259,14 @@ class Dataset:
                 f"{', '.join(found)}, but each part needs at least 1 problem. Give more problems, or change held_out "
                 f"(0 for no evaluation){' or warm_start' if self._warm_start else ''}"
             )
+
+
+def _add_needed(
+    named: Columns, has_answer: bool, keep: Sequence[str], built: Mapping[str, Scorer]
+) -> tuple[Columns, tuple[str, ...]]:
+    """Return the columns, and those to keep, with what scorers need; these then compare with no answer by default."""
+    needed = [column for one in built.values() for column in one.keeps]
+    return replace(named, answer="") if needed and not has_answer else named, tuple(dict.fromkeys([*keep, *needed]))
 
 
 def _check_keep(keep: Any, *, has_scorers: bool) -> None:

@@ -21,7 +21,9 @@ from headrace.infra.unreachable import is_unreachable
 
 ENVIRONMENTS = {
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
+    "code": "headrace.envs.code.programs:Programs",
     "dataset": "headrace.envs.dataset:Dataset",
+    "human_eval": "headrace.envs.code.human_eval:HumanEval",
     "judged_arithmetic": "headrace.envs.judged_arithmetic:JudgedArithmetic",
     "errands": "headrace.envs.harbor.errands:Errands",
     "harbor": "headrace.envs.harbor.environment:Harbor",
@@ -34,6 +36,7 @@ ENVIRONMENTS = {
     "split_sums": "headrace.envs.split_sums:SplitSums",
 }
 WORKFLOWS = {
+    "code_tests": "headrace.envs.workflows.code_tests:code_tests",
     "single_turn": "headrace.envs.workflows.single_turn:single_turn",
     "spawn": "headrace.envs.workflows.spawn:spawn",
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",

@@ -76,7 +76,7 @@ def show_solutions(solutions: Sequence[SolutionPlayed]) -> Iterator[RenderableTy
         table.add_column(Text(name), overflow="fold")
     for turn, played in enumerate(shown.turns):
         table.add_row(str(turn), Text(played.answer), Text("\n".join(crop(result) for result in played.results)))
-    yield Padding(Text(shown.task_id), (0, 0, 0, 2))
+    yield Padding(Text(f"{shown.task_id}  reward {shown.reward:g}\n{shown.prompt}"), (0, 0, 0, 2))
     yield Padding(table, (0, 0, 0, 2))
     yield from (Text(f"  wrong: {one.task_id}: {one.fault}", style="red") for one in wrong[:MOST_WRONG])
 

@@ -44,6 +44,8 @@ class Scorer:
     """Whether it reads the last box."""
     reads_thoughts: bool = False
     """Whether it gets the whole completion, and decides itself what of it counts."""
+    keeps: tuple[str, ...] = ()
+    """Columns that it needs in `problem.extra`, beside those that the recipe keeps."""
     find_fault: Callable[[str], str] = _accept
     """Returns what is wrong with an answer of the data set; an empty text for a usable answer."""
 
@@ -168,5 +170,6 @@ SCORERS: dict[str, str | Callable[..., Any]] = {
     "math": _build_math,
     "regex": _build_regex,
     "judge": Judge,
+    "code": "headrace.envs.code.grading:build_scorer",
 }
 """Builders of shipped scorers by name; their keyword arguments are the settings in a recipe."""

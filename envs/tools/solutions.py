@@ -1,4 +1,4 @@
-"""Plays the worked solutions of an environment with tools, and makes worked examples of their turns.
+"""Plays the worked solutions of an environment, mostly with tools, and makes worked examples of their turns.
 
 `solve(problem)` of an environment returns what a perfect policy says, answer by answer. Calls in it are in the short
 form, whatever the form of the policy.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, WorkedExample
+from headrace.envs.judging import score_answer
 from headrace.envs.messages import Message, as_messages
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
@@ -48,6 +49,8 @@ class SolutionPlayed:
     reward: float
     fault: str
     """What is wrong with it; empty for a right one."""
+    prompt: str = ""
+    """The problem, as text."""
 
 
 class SolutionError(ValueError):
@@ -65,7 +68,8 @@ class SolvedCalls:
 
     def __init__(self, environment: Environment, limits: Limits, *, with_agents: bool = False) -> None:
         self.environment = environment
-        self.tools = list_callable(environment) if with_agents else read_tools(environment)
+        own = read_tools(environment) if hasattr(environment, "tools") else ()
+        self.tools = list_callable(environment) if with_agents else own
         self._limits = limits
 
     async def answer(self, calls: Sequence[ToolCall | InvalidToolCall], problem: Problem) -> list[Outcome]:
@@ -117,12 +121,12 @@ async def play_solution(solved: SolvedCalls, problem: Problem) -> SolutionPlayed
                 )
                 break
         else:
-            score: Any = environment.score(problem, answers[-1])
+            score: Any = await score_answer(environment, problem, answers[-1])
             reward = float(getattr(score, "reward", score))
             fault = "" if reward >= 1 else f"its last answer, {answers[-1]!r}, gets a reward of {reward:g}, not 1"
     except Exception as error:  # noqa: BLE001 - the environment's own code may raise anything
         fault = f"{type(error).__name__}: {describe_with_location(error)}"
-    return SolutionPlayed(problem.task_id, tuple(turns), reward, fault)
+    return SolutionPlayed(problem.task_id, tuple(turns), reward, fault, problem.text)
 
 
 def take_answers(environment: Any, problem: Problem) -> list[str]:

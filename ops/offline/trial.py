@@ -85,7 +85,7 @@ class Tried:
     failures: tuple[EpisodeFailed, ...]
     policies: dict[str, PolicyTried]
     solutions: tuple[SolutionPlayed, ...] = ()
-    """Worked solutions of environments with tools."""
+    """Worked solutions of environments that solve their problems."""
     tool_errors: tuple[EpisodeFailed, ...] = ()
     """Errors of tools that did not end their episodes."""
     shadows: tuple[str, ...] = ()
@@ -167,20 +167,20 @@ def draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task
 
 
 def play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
-    """Play the first worked solutions of a workflow with tools or a terminal, if its environment has them."""
+    """Play the first worked solutions of a workflow whose environment has some: by calls, by commands, or at once."""
     wanted, environment = recipe.workflows[workflow].workflow, build_workflow_spec(recipe, workflow).environment
     size = environment.size("train")
     numbers = range(SOLUTIONS if size is None else min(size, SOLUTIONS))
-    if wanted.use in WITH_CALLS and isinstance(environment, Solves):
-        solved = open_solved_calls(environment, wanted.use, wanted.settings)
-        for number in numbers:
-            yield asyncio.run(play_solution(solved, environment.problem("train", number)))
-    elif wanted.use == TERMINAL and isinstance(environment, GivesCommands):
+    if wanted.use == TERMINAL and isinstance(environment, GivesCommands):
         limits = read_command_limits(wanted.settings)
         for number in numbers:
             problem = environment.problem("train", number)
             if environment.list_commands(problem):
                 yield asyncio.run(play_commands(environment, problem, limits))
+    elif isinstance(environment, Solves) and (wanted.use in WITH_CALLS or not hasattr(environment, "tools")):
+        solved = open_solved_calls(environment, wanted.use, wanted.settings)
+        for number in numbers:
+            yield asyncio.run(play_solution(solved, environment.problem("train", number)))
 
 
 def _make_start(recipe: Recipe, policy: str) -> Start:
