@@ -22,7 +22,7 @@ from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
 from headrace.envs.sandbox.contract import BoxUnavailable
 from headrace.envs.tools.outcomes import Limits
-from headrace.envs.tools.solutions import play_solution
+from headrace.envs.tools.solutions import SolvedCalls, play_solution
 from headrace.envs.workflows.code_tests import check_environment, code_tests
 
 SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
@@ -230,7 +230,7 @@ def test_a_worked_solution_without_tools_is_scored_at_once() -> None:
     extra = {TESTS: '{"fn_name": "f", "inputs": [[3]], "outputs": [6]}'}
     for answer, reward, fault in (("a+a", 1, ""), ("a", 0, "its last answer, 'a', gets a reward of 0, not 1")):
         problem = Problem("two", "double a", extra={**extra, SOLUTIONS: [answer]})
-        played = asyncio.run(play_solution(Solved(), problem, Limits(1, 99)))  # type: ignore[arg-type]
+        played = asyncio.run(play_solution(SolvedCalls(Solved(), Limits(1, 99)), problem))  # type: ignore[arg-type]
         assert (played.reward, played.prompt, played.fault) == (reward, "double a", fault)
         assert [turn.answer for turn in played.turns] == [answer]
 
