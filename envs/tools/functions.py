@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
@@ -88,6 +88,47 @@ def read_tools(environment: object) -> tuple[Tool, ...]:
     if twice := {one for one in names if names.count(one) > 1}:
         raise ValueError(f"environment {name} has two tools of the name {min(twice)}: rename one")
     return tools
+
+
+def find_tool(tools: Iterable[Tool], name: str) -> Tool:
+    """Return the tool of a name that is known."""
+    return next(tool for tool in tools if tool.name == name)
+
+
+class ToolResult(NamedTuple):
+    """What a tool returned."""
+
+    text: str
+    """As the policy reads it."""
+    is_none: bool
+
+
+def run_tool(
+    environment: object, problem: object, name: str, given: Mapping[str, Any]
+) -> ToolResult | Coroutine[Any, Any, ToolResult]:
+    """Return what a tool returns; a coroutine for an async one. Raises BadArguments, and whatever it raises."""
+    tool = find_tool(read_tools(environment), name)
+    arguments = tool.read_arguments(given) | ({PROBLEM: problem} if tool.takes_problem else {})
+    found = tool.function(**arguments)
+    return _wait_for_result(found) if inspect.iscoroutine(found) else _build_result(found)
+
+
+async def _wait_for_result(coroutine: Coroutine[Any, Any, Any]) -> ToolResult:
+    return _build_result(await coroutine)
+
+
+def _build_result(value: Any) -> ToolResult:
+    """Return a text as it is, other plain values as JSON, and the rest by `str`."""
+    if isinstance(value, str):
+        return ToolResult(value, is_none=False)
+    if value is None or isinstance(value, bool | int | float | dict | list | tuple):
+        try:
+            text = json.dumps(value, ensure_ascii=False, default=str)
+        except (TypeError, ValueError, RecursionError):  # keys that JSON has not, or a circle
+            text = repr(value)
+    else:
+        text = str(value)
+    return ToolResult(text, value is None)
 
 
 def _read_listed(environment: object, what: str, listed: Any) -> Tool:

@@ -7,15 +7,16 @@ form, whatever the form of the policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, WorkedExample
+from headrace.envs.isolation import EpisodeEnvironment, IsolatedEnvironment, isolate
 from headrace.envs.messages import Message, as_messages
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
-from headrace.envs.tools.functions import Tool, read_tools
+from headrace.envs.tools.functions import find_tool, read_tools
 from headrace.envs.tools.outcomes import Limits, Outcome, answer_calls
 from headrace.infra.own_frames import describe_with_location, locate_error
 from headrace.schemas.ids import derive_seed
@@ -58,29 +59,33 @@ async def play_solution(environment: Environment, problem: Problem, limits: Limi
     turns: list[TurnPlayed] = []
     reward, fault = 0.0, ""
     try:
-        tools = read_tools(environment)
-        answers = _take_answers(environment, problem)
-        for turn, answer in enumerate(answers, 1):
-            calls = parse_short_calls(answer, tools)
-            outcomes = await answer_calls(calls, tools, problem, limits)
-            turns.append(TurnPlayed(answer, tuple(one.text for one in outcomes)))
-            if bad := next((one for one in outcomes if one.kind), None):
-                fault = f"turn {turn}: {_describe(bad)}"
-                break
-            if bool(calls) == (turn == len(answers)):
-                fault = f"turn {turn}: " + (
-                    "the last answer has a call, so nobody reads its result"
-                    if calls
-                    else "an answer without a call ends the episode, but it is not the last one"
-                )
-                break
-        else:
-            score: Any = environment.score(problem, answers[-1])
-            reward = float(getattr(score, "reward", score))
-            fault = "" if reward >= 1 else f"its last answer, {answers[-1]!r}, gets a reward of {reward:g}, not 1"
+        with isolate(environment) as env:
+            answers = _take_answers(environment, problem)
+            fault = await _play_turns(env, problem, answers, limits, turns)
+            if not fault:
+                reward = (await env.score_in_child(problem, answers[-1])).reward
+                fault = "" if reward >= 1 else f"its last answer, {answers[-1]!r}, gets a reward of {reward:g}, not 1"
     except Exception as error:  # noqa: BLE001 - the environment's own code may raise anything
         fault = f"{type(error).__name__}: {describe_with_location(error)}"
     return SolutionPlayed(problem.task_id, tuple(turns), reward, fault)
+
+
+async def _play_turns(
+    env: EpisodeEnvironment, problem: Problem, answers: Sequence[str], limits: Limits, turns: list[TurnPlayed]
+) -> str:
+    """Run the calls of all answers; return what is wrong with one of them, if anything."""
+    tools = read_tools(env)
+    for turn, answer in enumerate(answers, 1):
+        calls = parse_short_calls(answer, tools)
+        outcomes = await answer_calls(calls, tools, env, problem, limits)
+        turns.append(TurnPlayed(answer, tuple(one.text for one in outcomes)))
+        if bad := next((one for one in outcomes if one.kind), None):
+            return f"turn {turn}: {_describe(bad)}"
+        if calls and turn == len(answers):
+            return f"turn {turn}: the last answer has a call, so nobody reads its result"
+        if not calls and turn < len(answers):
+            return f"turn {turn}: an answer without a call ends the episode, but it is not the last one"
+    return ""
 
 
 def _take_answers(environment: Any, problem: Problem) -> list[str]:
@@ -105,11 +110,15 @@ class SolutionExamples:
         environment: Solves its problems.
         form: `hermes` or `short`.
         limits: Of the workflow.
+        build: Builds the environment in a child process; see `IsolatedEnvironment`.
     """
 
-    def __init__(self, environment: Environment, form: str, limits: Limits) -> None:
+    def __init__(
+        self, environment: Environment, form: str, limits: Limits, build: Callable[[], Environment] | None = None
+    ) -> None:
         self._environment, self._form, self._limits = environment, form, limits
         self._tools = read_tools(environment)
+        self._isolated = IsolatedEnvironment(environment, build)
 
     def example(self, index: int) -> WorkedExample:
         """Return one turn of the solution of a problem of the split `warm_start`. Raises SolutionError."""
@@ -123,11 +132,12 @@ class SolutionExamples:
     async def _play(self, answers: Sequence[str], problem: Problem) -> list[Message]:
         """Return the messages of turns."""
         messages: list[Message] = []
-        for answer in answers:
-            calls = parse_short_calls(answer, self._tools)
-            outcomes = await answer_calls(calls, self._tools, problem, self._limits)
-            messages.append({"role": "assistant", "content": self._write(answer)})
-            messages += build_observations(self._form, outcomes)
+        with self._isolated.open_episode() as env:
+            for answer in answers:
+                calls = parse_short_calls(answer, self._tools)
+                outcomes = await answer_calls(calls, self._tools, env, problem, self._limits)
+                messages.append({"role": "assistant", "content": self._write(answer)})
+                messages += build_observations(self._form, outcomes)
         return messages
 
     def _write(self, answer: str) -> str:
@@ -140,11 +150,6 @@ class SolutionExamples:
             raise SolutionError(f"a solution of environment {self._environment.name} has a wrong call: {call.error}")
         tool = find_tool(self._tools, call.name)
         return write_hermes_call(ToolCall(call.name, tool.read_arguments(call.arguments)))
-
-
-def find_tool(tools: Sequence[Tool], name: str) -> Tool:
-    """Return the tool of a name that is known."""
-    return next(tool for tool in tools if tool.name == name)
 
 
 def read_limits(settings: Mapping[str, Any]) -> Limits:

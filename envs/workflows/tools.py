@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Generation, Problem, RoleTrajectory, ToolError
-from headrace.envs.judging import score_answer
+from headrace.envs.isolation import isolate
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import (
     AUTO,
@@ -113,15 +113,17 @@ async def tools(  # noqa: PLR0913 - the settings by name
     form = choose_form(calls, actor, known, problem)
     schemas = [tool.schema for tool in known] if form == HERMES else ()
     chat = Chat(actor, role, problem.prompt, tools=schemas, template_arguments=problem.template_arguments)
-    while len((made := await chat.generate()).ids):
-        tally.counts["turns"] += 1
-        asked = _parse_calls(chat, made, form, known)
-        if not asked or tally.counts["turns"] >= max_turns:
-            break
-        outcomes = [fit_to_policy(one, actor) for one in await answer_calls(asked, known, problem, limits)]
-        tally.note(outcomes)
-        chat.add(*build_observations(form, outcomes))
-    score = await score_answer(env, problem, chat.text)
+    with isolate(env) as isolated:
+        while len((made := await chat.generate()).ids):
+            tally.counts["turns"] += 1
+            asked = _parse_calls(chat, made, form, known)
+            if not asked or tally.counts["turns"] >= max_turns:
+                break
+            outcomes = await answer_calls(asked, known, isolated, problem, limits)
+            outcomes = [fit_to_policy(one, actor) for one in outcomes]
+            tally.note(outcomes)
+            chat.add(*build_observations(form, outcomes))
+        score = await isolated.score_in_child(problem, chat.text)
     parts = {**tally.list_parts(), **score.parts}
     return {role: RoleTrajectory(score.reward, chat.sequences(), parts, tally.errors)}
 

@@ -116,8 +116,9 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         workflows = _choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = parse_answers(policies, request.answers)
-        solutions = tuple(one for workflow in workflows for one in _play_solutions(recipe, workflow))
-        asked = [one for workflow in workflows for one in _draw_tasks(recipe, workflow, request.tasks)]
+        specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in workflows}
+        solutions = tuple(one for workflow, spec in specs.items() for one in _play_solutions(recipe, workflow, spec))
+        asked = [one for workflow, spec in specs.items() for one in _draw_tasks(recipe, workflow, spec, request.tasks)]
         starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
@@ -154,20 +155,18 @@ def _choose_workflows(request: TrialRequest) -> tuple[str, ...]:
     return (request.workflow,)
 
 
-def _draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
+def _draw_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
     """Yield the first tasks that a run's feeder would issue, each with the settings of its workflow."""
-    source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
+    source = build_task_source(recipe, workflow)
     for number in range(count):
         bare = build_common_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
 
 
-def _play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
+def _play_solutions(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[SolutionPlayed]:
     """Play the first worked solutions of a workflow whose environment has tools and solves its problems."""
-    wanted = recipe.workflows[workflow]
-    if wanted.workflow.use != TOOLS or not isinstance(
-        environment := build_workflow_spec(recipe, workflow).environment, Solves
-    ):
+    wanted, environment = recipe.workflows[workflow], spec.environment
+    if wanted.workflow.use != TOOLS or not isinstance(environment, Solves):
         return
     size = environment.size("train")
     for index in range(SOLUTIONS if size is None else min(size, SOLUTIONS)):

@@ -1,0 +1,253 @@
+"""A child process as its parent sees it: what runs in it, which of that is late, and how it ended.
+
+A call that is late fails, with the place where it is. If its child does not even tell the place, code in it holds the
+GIL: then the child is killed. `child.py` is the child's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from headrace.infra.errors import HeadraceError
+from headrace.infra.log import read_bound
+from headrace.infra.own_frames import find_own_location
+from headrace.infra.process.carried_errors import convert_to_exception, unpack_error
+from headrace.infra.process.child import LENGTH, pack_frame
+from headrace.infra.process.child_process import PYTHON
+from headrace.infra.unreachable import OutOfTime
+
+START_LIMIT_S = 300.0
+"""Seconds for the start of a child, in which it builds its object."""
+FROZEN_S = 1.0
+"""A child that does not tell the place of a late call for so long is frozen."""
+STACKS_S = 0.2
+"""Seconds for the stacks of a frozen child."""
+FROZEN = "was killed because code in it holds the GIL, as a regular expression may, and lets no other code run"
+numbers = count(1)
+"""Of calls and sessions."""
+
+
+class Overdue(OutOfTime):
+    """A call took longer than its time limit; `at` is where it was."""
+
+    def __init__(self, text: str, at: str) -> None:
+        super().__init__(text)
+        self.at = at
+
+
+class ChildDied(HeadraceError):
+    """The child of a call has died.
+
+    Args:
+        text: What happened.
+        at: Where the child was.
+        is_own: Whether nothing else ran in it.
+    """
+
+    def __init__(self, text: str, at: str, *, is_own: bool = False) -> None:
+        super().__init__(text)
+        self.at, self.is_own = at, is_own
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function, sync or async."""
+
+    what: str
+    """What runs, for messages."""
+    function: Callable[..., object]
+    """Of the top level of a module. It gets the object that the child has built, `kept`, and the arguments."""
+    kept: object
+    """The child keeps it for the session, until another one is sent."""
+    arguments: tuple[Any, ...]
+    limit_s: float
+    late: str
+    """Text of the error of a call that takes longer."""
+    may_repeat: bool = False
+    """Whether to repeat it in a child of its own if its child died, and others may have been the cause."""
+    leaves_state: bool = True
+    """Whether later calls of the session need its child."""
+
+
+@dataclass(slots=True)
+class SentCall:
+    """A call as it is sent, and its answer."""
+
+    call: Call
+    kept: bytes
+    function: bytes
+    """With its arguments."""
+    answer: asyncio.Future[tuple[str, bytes]] = field(init=False)
+    timer: asyncio.TimerHandle = field(init=False)
+
+
+class ChildHandle(asyncio.Protocol):
+    """A child process. All happens in the pool's thread."""
+
+    def __init__(self, recipe: bytes, on_end: Callable[[ChildHandle], object]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[tuple[str, bytes]] = self.loop.create_future()
+        """Done when its object is built."""
+        self.ready.add_done_callback(lambda done: done.exception())  # perhaps nobody waits for it
+        self.calls: dict[int, SentCall] = {}
+        self.overdue: set[int] = set()
+        """Late calls that still run."""
+        self.sessions = 0
+        self.death = ""
+        """How it died."""
+        self.at = ""
+        self._on_end, self._late = on_end, 0
+        self._transport: asyncio.WriteTransport | None = None
+        self._buffer = bytearray()
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its end
+        ours, theirs = socket.socketpair()
+        with theirs:
+            inherited = (theirs.fileno(), self._stacks.fileno())
+            command = [*PYTHON, "-m", "headrace.infra.process.child", *map(str, inherited)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited, process_group=0)
+        self._timer = self.loop.call_later(START_LIMIT_S, self._kill, f"was not ready within {START_LIMIT_S:g} s")
+        self._opening = self.loop.create_task(self._open(ours, pack_frame((sys.path, read_bound(), recipe))))
+
+    async def _open(self, channel: socket.socket, first: bytes) -> None:
+        self._transport, _ = await self.loop.create_connection(lambda: self, sock=channel)
+        self._transport.write(first)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its object is built."""
+        return self.ready.done()
+
+    async def wait_until_ready(self) -> None:
+        """Raise what its start raises, and ChildDied."""
+        kind, payload = await asyncio.shield(self.ready)
+        if kind == "error":
+            raise convert_to_exception("the environment", unpack_error(payload))
+
+    async def run(self, sent: SentCall, session: int, *, is_changed: bool) -> tuple[str, bytes]:
+        """Return the answer to a call. Raises Overdue and ChildDied."""
+        if self.death:
+            raise self._describe_death(sent.call.what, 0)
+        number = next(numbers)
+        self.calls[number] = sent
+        sent.answer = self.loop.create_future()
+        sent.timer = self.loop.call_later(sent.call.limit_s, self._locate, number)
+        self.send(number, "call", session, sent.kept if is_changed else None, sent.function)
+        try:
+            return await sent.answer
+        except asyncio.CancelledError:
+            self.send(number, "cancel")
+            raise
+
+    def send(self, *message: Any) -> None:
+        """Send a frame, without waiting."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(pack_frame(message))
+
+    def data_received(self, data: bytes) -> None:
+        """Take frames."""
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            number, kind, payload = pickle.loads(self._buffer[LENGTH.size : end])
+            del self._buffer[:end]
+            if number == 0:
+                self._timer.cancel()
+                self.ready.set_result((kind, payload))
+            elif kind == "at":
+                self._note_overdue(number, payload.decode())
+            else:
+                self._note_answer(number, kind, payload)
+
+    def _note_answer(self, number: int, kind: str, payload: bytes) -> None:
+        sent = self.calls.pop(number)
+        self.overdue.discard(number)
+        sent.timer.cancel()
+        if not sent.answer.done():
+            sent.answer.set_result((kind, payload))
+
+    def _locate(self, number: int) -> None:
+        self.send(number, "locate")
+        self.calls[number].timer = self.loop.call_later(FROZEN_S, self._end_frozen, number)
+
+    def _note_overdue(self, number: int, at: str) -> None:
+        if (sent := self.calls.get(number)) is None:  # it has returned meanwhile
+            return
+        sent.timer.cancel()
+        self.overdue.add(number)
+        if not sent.answer.done():
+            sent.answer.set_exception(Overdue(sent.call.late, at))
+        self.end_if_stuck()
+
+    def end_if_stuck(self) -> None:
+        """End it if late calls are all that is left."""
+        if self.overdue and not self.sessions:
+            self._kill("was ended with its late calls")
+
+    def _end_frozen(self, number: int) -> None:
+        self._late, self.death = number, FROZEN
+        self._process.send_signal(signal.SIGUSR1)  # it writes its stacks, whoever holds the GIL
+        self.loop.call_later(STACKS_S, self._kill, FROZEN)
+
+    def _kill(self, why: str) -> None:
+        self.death = self.death or why
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill it with its process group; its end is noticed later."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Fail what runs in it."""
+        self.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self._timer.cancel()
+        self.death = self.death or _describe_end(self._process.returncode)
+        with self._stacks:
+            self._stacks.seek(0)
+            self.at = _find_location(self._stacks.read().decode(errors="replace"))
+        is_own = len(self.calls) == 1
+        for number, sent in self.calls.items():
+            sent.timer.cancel()
+            if sent.answer.done():
+                continue
+            if is_own and number == self._late:
+                sent.answer.set_exception(Overdue(sent.call.late, self.at))
+            else:
+                sent.answer.set_exception(self._describe_death(sent.call.what, len(self.calls) - 1))
+        if not self.ready.done():
+            self.ready.set_exception(self._describe_death("the start of the environment", 0))
+        self._on_end(self)
+
+    def _describe_death(self, what: str, others: int) -> ChildDied:
+        """Return the error of a call."""
+        blamed = f"; {others} more ran in it, any of which may be the cause" if others else ""
+        return ChildDied(f"the child process of {what} {self.death}{blamed}", self.at, is_own=not others)
+
+
+def _describe_end(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended with exit status {code}"
+    memory = ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
+    return f"was ended by signal {-code} ({signal.Signals(-code).name}){memory}"
+
+
+def _find_location(stacks: str) -> str:
+    """Return where a child was, by its stacks: the thread that crashed, else the last thread in user code."""
+    crashed = stacks.partition("Current thread")[2].partition("\n\n")[0]
+    return find_own_location(f"Current thread{crashed}".splitlines()) or find_own_location(stacks.splitlines())

@@ -1,0 +1,190 @@
+"""Runs code that may hang or crash in child processes, each call within a time limit.
+
+One thread of this process, with an event loop of its own, owns all pools: so a caller may be async or block, in any
+thread, and no event loop of a caller ever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
+from typing import Any
+
+import cloudpickle
+
+from headrace.infra.process.carried_errors import convert_to_exception, unpack_error
+from headrace.infra.process.child_handle import Call, ChildDied, ChildHandle, SentCall, numbers
+
+LEAST_CHILDREN, MOST_CHILDREN = 2, 16
+
+
+class ChildPool:
+    """Child processes that have built the same object. Any thread may use it, and sessions of it.
+
+    Args:
+        build: Builds the object in each child; pickled with what it refers to.
+        most: Most children; 0 for about as many as there are cores.
+
+    Raises TypeError for what cannot be pickled.
+    """
+
+    def __init__(self, build: Callable[[], object], most: int = 0) -> None:
+        try:
+            self.recipe = cloudpickle.dumps(build)
+        except Exception as error:
+            raise TypeError(f"it cannot be sent to a child process ({type(error).__name__}: {error})") from error
+        cores = len(os.sched_getaffinity(0))
+        self._most = most or min(max(cores, LEAST_CHILDREN), MOST_CHILDREN)
+        self._most_alive = 2 * self._most if self._most > 1 else 1
+        """Late calls may hold children beyond the most."""
+        self._children: list[ChildHandle] = []
+        self._alone: asyncio.Semaphore | None = None
+        self.loop = _start_loop()
+        weakref.finalize(self, self.loop.call_soon_threadsafe, _kill_all, self._children)
+
+    def start(self) -> None:
+        """Start the first children, without waiting for them."""
+        self.loop.call_soon_threadsafe(_start_children, self, min(LEAST_CHILDREN, self._most))
+
+    def open_session(self) -> Session:
+        """Return a session; it must be ended."""
+        return Session(self)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a session would not wait for the start of a child."""
+        return any(child.is_ready and not child.death for child in self._children)
+
+    def choose_child(self) -> ChildHandle:
+        """Return the child with the fewest calls; start one more if all have some."""
+        alive = [child for child in self._children if not child.death]
+        usable = [child for child in alive if not child.overdue]
+        ready = [child for child in usable if child.is_ready]
+        best = min(ready, key=_get_load, default=None)
+        is_starting = len(ready) < len(usable)
+        may_start = not is_starting and len(usable) < self._most and len(alive) < self._most_alive
+        if may_start and (best is None or best.calls):
+            usable.append(self.start_child())
+        return best or min(usable or alive, key=_get_load)
+
+    def start_child(self) -> ChildHandle:
+        """Start a child."""
+        child = ChildHandle(self.recipe, self._children.remove)
+        self._children.append(child)
+        return child
+
+    async def run_alone(self, sent: SentCall) -> tuple[str, bytes]:
+        """Run a call in a child of its own."""
+        self._alone = self._alone or asyncio.Semaphore(self._most)
+        async with self._alone:
+            child = ChildHandle(self.recipe, id)
+            try:
+                await child.wait_until_ready()
+                return await child.run(sent, 0, is_changed=True)
+            finally:
+                child.kill()
+
+
+def _start_children(pool: ChildPool, count: int) -> None:
+    for _ in range(count):
+        pool.start_child()
+
+
+def _kill_all(children: list[ChildHandle]) -> None:
+    for child in children:
+        child.kill()
+
+
+def _get_load(child: ChildHandle) -> tuple[int, int]:
+    return len(child.calls), child.sessions
+
+
+@cache
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="children", daemon=True).start()
+    return loop
+
+
+class Session:
+    """Calls that go to the same child, one after the other or at the same time."""
+
+    def __init__(self, pool: ChildPool) -> None:
+        self._pool, self._number = pool, next(numbers)
+        self._child: ChildHandle | None = None
+        self._kept = b""
+        """The object that the child keeps, as it was sent last."""
+        self._kept_in: ChildHandle | None = None
+        self._has_state = False
+        """Whether there may be something in the child that later calls need."""
+        self._is_over = False
+
+    async def wait_until_ready(self) -> None:
+        """Wait until a child can take a call. Raises what its start raises."""
+        if self._child is None and not self._pool.has_ready:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._take_child(), self._pool.loop))
+
+    async def call(self, call: Call) -> Any:
+        """Return what a function returns, or raise what it raises. Raises Overdue and ChildDied."""
+        return await asyncio.wrap_future(self._submit(call))
+
+    def call_and_wait(self, call: Call) -> Any:
+        """Do as `call`, and block."""
+        return self._submit(call).result()
+
+    def end(self) -> None:
+        """End the session; a call that still runs is left alone until its time limit."""
+        self._pool.loop.call_soon_threadsafe(self._end)
+
+    def _submit(self, call: Call) -> Future[Any]:
+        try:
+            sent = SentCall(call, pickle.dumps(call.kept), pickle.dumps((call.function, call.arguments)))
+        except Exception as error:
+            raise TypeError(
+                f"{call.what} runs in a child process, and what it is called with cannot be sent there "
+                f"({type(error).__name__}: {error}): keep plain data in it"
+            ) from error
+        return asyncio.run_coroutine_threadsafe(self._run(sent), self._pool.loop)
+
+    async def _run(self, sent: SentCall) -> Any:
+        call, had_state = sent.call, self._has_state
+        self._has_state = had_state or call.leaves_state
+        try:
+            child = await self._take_child(had_state=had_state)
+            is_changed, self._kept = sent.kept != self._kept or child is not self._kept_in, sent.kept
+            self._kept_in = child
+            kind, payload = await child.run(sent, self._number, is_changed=is_changed)
+        except ChildDied as error:
+            if error.is_own or not call.may_repeat or had_state:
+                raise
+            kind, payload = await self._pool.run_alone(sent)
+        if kind == "error":
+            raise convert_to_exception(call.what, unpack_error(payload))
+        return pickle.loads(payload)
+
+    async def _take_child(self, *, had_state: bool = False) -> ChildHandle:
+        if self._is_over:
+            raise RuntimeError("the episode is over")
+        if self._child is None or (self._child.death and not had_state):
+            if self._child is not None:
+                self._child.sessions -= 1
+            self._child = self._pool.choose_child()
+            self._child.sessions += 1
+        child = self._child
+        if child.death:
+            raise ChildDied(f"the child process that kept the state of this episode {child.death}", child.at)
+        await child.wait_until_ready()
+        return child
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._child is not None:
+            self._child.sessions -= 1
+            self._child.send(self._number, "end")
+            self._child.end_if_stuck()
