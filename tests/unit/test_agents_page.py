@@ -34,30 +34,6 @@ def play(environment: Any, index: int = 0) -> SolutionPlayed:
     return asyncio.run(play_solution(environment, environment.problem("held_out", index), Limits()))
 
 
-class Shop:
-    name = "shop"
-
-    def __init__(self, *answers: str) -> None:
-        self.answers, self.tools = answers, (self.raising, self.good)
-
-    def raising(self) -> str:
-        """Raise."""
-        raise KeyError("x")
-
-    def good(self) -> str:
-        """Return."""
-        return "1"
-
-    def problem(self, *_: Any) -> Problem:
-        return Problem("t", "?")
-
-    def score(self, _: Problem, text: str) -> Score:
-        return Score(text == "1")
-
-    def solve(self, _: Problem) -> Any:
-        return list(self.answers)
-
-
 def forget() -> None:
     """Be as a new process, which has not loaded the module."""
     del sys.modules["tools_agent"]
@@ -113,16 +89,44 @@ def test_try_plays_the_example_and_says_what_is_wrong_with_a_solution(folder: Pa
 
 
 def test_what_is_wrong_with_a_solution_is_said_with_turn_and_place() -> None:
+    class Shop:
+        name = "shop"
+
+        answers: tuple[str, ...] = ()
+
+        def __init__(self) -> None:
+            self.tools = (self.raising, self.good)
+
+        def raising(self) -> str:
+            """Raise."""
+            raise KeyError("x")
+
+        def good(self) -> str:
+            """Return."""
+            return "1"
+
+        def problem(self, *_: Any) -> Problem:
+            return Problem("t", "?")
+
+        def score(self, _: Problem, text: str) -> Score:
+            return Score(text == "1")
+
+        def solve(self, _: Problem) -> Any:
+            return list(self.answers)
+
+    shop = Shop()
+    isolated = IsolatedEnvironment(shop)  # type: ignore[arg-type]  # it has what a solution needs
     for answers, fault in (
         (("@good", "1"), ""),
         (("@good", "2"), "its last answer, '2', gets a reward of 0, not 1"),
-        (("@good", "@raising", "1"), r"turn 2: KeyError: 'x' at .*test_agents_page.py:\d+ in raising"),
+        (("@good", "@raising", "1"), r"turn 2: KeyError: 'x' at .* in raising"),
         (("@good 3", "1"), "turn 1: good takes no arguments"),
         (("@good",), "turn 1: the last answer has a call, so nobody reads its result"),
         (("1", "1"), "turn 1: an answer without a call ends the episode, but it is not the last one"),
         ((), r"SolutionError: `solve` must return a list of answers, got \[\]"),
     ):
-        assert re.fullmatch(fault, play(Shop(*answers)).fault), answers
+        shop.answers = answers
+        assert re.fullmatch(fault, play(isolated).fault), answers
 
 
 def test_the_solutions_of_the_ledger_get_a_reward_of_1() -> None:

@@ -114,10 +114,13 @@ def test_the_event_loop_goes_on_while_scores_run_and_a_workflow_that_blocks_it_i
                 time.sleep(0.01)
             return Score(float(text))
 
+    def count() -> int:
+        return len(list(tmp_path.iterdir()))
+
     async def play() -> list[Score]:
         playing = [asyncio.create_task(score_answer(isolated, PROBLEM, text)) for text in "1234"]
-        while len(list(tmp_path.iterdir())) < 4:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 - another process makes the files
+        while count() < 4:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
         (tmp_path / "loop").touch()
         return await asyncio.gather(*playing)
 
