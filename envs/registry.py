@@ -207,8 +207,8 @@ def _check_contract(name: str, environment: Any) -> None:
             )
         if inspect.iscoroutinefunction(found):
             raise EnvironmentSettingsError(
-                f"environment {name}: `{method}` must not be async: make it a plain function (`score` runs in a thread "
-                "of its own, so it may take long)"
+                f"environment {name}: `{method}` must not be async: make it a plain function (`score` runs in a child "
+                "process, so it may take long)"
             )
     if not isinstance(own := getattr(environment, "name", None), str) or not own:
         raise EnvironmentSettingsError(

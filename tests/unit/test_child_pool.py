@@ -133,7 +133,7 @@ def test_a_late_call_fails_with_its_place_and_its_child_gets_no_new_session_and_
         pid, *_ = await stuck.call(call(count, "a", kept=[]))
         for one in (sleep, sleep_soon):
             with pytest.raises(Overdue, match="it took too long") as raised:
-                await stuck.call(call(one, 600, limit_s=LIMIT_S))
+                await stuck.call(call(one, PATIENCE_S, limit_s=LIMIT_S))
             assert f"in {one.__name__}" in raised.value.at
         assert await other.call(call(sleep, 0)) != pid
         assert (await stuck.call(call(count, "a", kept=[])))[:2] == (pid, 2), "the episode goes on"

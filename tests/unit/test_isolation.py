@@ -37,7 +37,7 @@ class Judged:
 
     def score(self, problem: Problem, text: str) -> Score:
         self.seen[problem.task_id] = self.seen.get(problem.task_id, 0) + 1
-        doing = {"sleep": partial(sleep, seconds=600), "hold": hold_the_gil, "crash": crash}.get(text)
+        doing = {"sleep": partial(sleep, seconds=PATIENCE_S), "hold": hold_the_gil, "crash": crash}.get(text)
         if doing is not None:
             doing(Own(), None)
         return Score(os.getpid(), {"seen": self.seen[problem.task_id], "tries": len(problem.extra["tries"])})
@@ -85,21 +85,38 @@ def test_a_score_that_hangs_or_crashes_fails_by_name_unless_the_environment_has_
     assert judged.score(PROBLEM, "fine").reward > 1
 
 
-def test_an_expression_that_takes_for_ever_is_a_wrong_answer_and_a_judge_that_cannot_work_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expression_that_takes_for_ever_is_a_wrong_answer(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"problem": "p", "answer": "(a+)+$"}))
-    settings = {"path": str(tmp_path / "a.jsonl"), "held_out": 0}
-    build = partial(build_to_score, "dataset", 1, {**settings, "scorer": "regex"})
+    settings = {"path": str(tmp_path / "a.jsonl"), "held_out": 0, "scorer": "regex"}
+    build = partial(build_to_score, "dataset", 1, settings)
     isolated = IsolatedEnvironment(build(), build, limit_s=0.5)
     problem = isolated.problem("train", 0)
     assert [isolated.score(problem, text).reward for text in ("a" * 64 + "b", "a")] == [0, 1]
 
+
+def test_a_judge_gets_ready_before_the_time_of_its_first_score_begins_and_is_an_error_if_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow:
+        name = "slow"
+        is_ready = False
+
+        def prepare_scoring(self) -> None:
+            time.sleep(1)
+            self.is_ready = True
+
+        def score(self, problem: Problem, text: str) -> Score:
+            return Score(self.is_ready)
+
+    isolated = IsolatedEnvironment(Slow(), limit_s=0.9)  # type: ignore[arg-type]  # it only scores
+    assert isolated.score(PROBLEM, "").reward == 1
+    (tmp_path / "a.jsonl").write_text(json.dumps({"problem": "p", "answer": "x"}))
     (tmp_path / "math_verify.py").write_text("raise ImportError('Unsupported ANTLR version')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    build = partial(build_to_score, "dataset", 1, {**settings, "scorer": "math"})
+    settings = {"path": str(tmp_path / "a.jsonl"), "held_out": 0, "scorer": "math"}
+    build = partial(build_to_score, "dataset", 1, settings)
     with pytest.raises(ImportError, match="Unsupported ANTLR version"):
-        IsolatedEnvironment(build(), build).score(problem, r"\boxed{x}")
+        IsolatedEnvironment(build(), build).score(PROBLEM, "")
 
 
 def test_the_event_loop_goes_on_while_scores_run_and_a_workflow_that_blocks_it_is_told(
