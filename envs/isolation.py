@@ -10,6 +10,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -23,6 +24,7 @@ from headrace.infra.process.child_handle import Call, ChildDied, Overdue
 from headrace.infra.process.child_pool import ChildPool, Session
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 SCORING_REMEDY = (
     "the workflow called `env.score` itself, which stops all episodes of the worker until it returns: write `await "
@@ -31,9 +33,6 @@ SCORING_REMEDY = (
 HELD_S = 0.5
 """Seconds for which a score may block the event loop without a report."""
 LIMIT_KEYS = "rollout.score_limit_s, or rollout.episode_limit_s if that is less"
-
-
-T = TypeVar("T")
 
 
 def score_in_child(environment: Environment, problem: Problem, text: str) -> Score:
@@ -58,12 +57,36 @@ def _refuse_not_finite(scorer: str, score: Any) -> None:
             raise ValueError(f"{what} in a score of environment {scorer} must be finite; got {number}")
 
 
-class _Wrapped:
-    """Has all attributes of an environment."""
+class IsolatedEnvironment:
+    """An environment whose code runs in child processes. It is built in each of them.
 
-    def __init__(self, environment: Environment) -> None:
-        self.name = environment.name
-        self._environment = environment
+    Args:
+        environment: The environment as built in this process, for all but `score` and tools.
+        build: Builds it in a child; by default, children get a copy of the object.
+        limit_s: Seconds that a score may take.
+        scores: How many scores run at once.
+        waiting: The block in which a call waits for its turn.
+
+    Raises TypeError for an object of which there can be no copy in another process.
+    """
+
+    _session: Session | None = None
+    """Of an episode."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        build: Callable[[], Environment] | None = None,
+        limit_s: float = 10.0,
+        scores: int = 8,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.name, self._environment = environment.name, environment
+        build = partial(_build_in_child, build or partial(_get_same, environment))
+        self.pool = ChildPool(f"environment {self.name}", build, getattr(environment, "processes", 0))
+        self._limit_s, self._turns, self._waiting = limit_s, asyncio.Semaphore(scores), waiting
+        self._counts: Counter[str] = Counter()
+        """Of what is logged; shared by all episodes."""
 
     def size(self, split: Split) -> int | None:
         """See `Environment.size`."""
@@ -77,100 +100,22 @@ class _Wrapped:
         """Return any other attribute of the environment."""
         return getattr(self._environment, name)
 
-
-class IsolatedEnvironment(_Wrapped):
-    """An environment whose code runs in child processes. It is built in each of them.
-
-    Args:
-        environment: The environment as built in this process, for all but `score` and tools.
-        build: Builds it in a child; by default, children get a copy of the object.
-        limit_s: Seconds that a score may take.
-        scores: How many scores run at once.
-        waiting: The block in which a score waits for its turn.
-
-    Raises TypeError for an object of which there can be no copy in another process.
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        build: Callable[[], Environment] | None = None,
-        limit_s: float = 10.0,
-        scores: int = 8,
-        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        super().__init__(environment)
-        try:
-            self.pool = ChildPool(
-                partial(_build_in_child, build or partial(_get_same, environment)), getattr(environment, "processes", 0)
-            )
-        except TypeError as error:
-            raise TypeError(f"environment {self.name}: {error}") from error
-        self.limit_s, self.waiting = limit_s, waiting
-        self.room = asyncio.Semaphore(scores)
-        self.has_held = False
-        """Whether blocking scores were already reported."""
-        self.late_scores = 0
-
-    def score(self, problem: Problem, text: str) -> Score:
-        """See `EpisodeEnvironment.score`, for a score outside of any episode."""
-        with self.open_episode() as episode:
-            return episode.score(problem, text)
-
-    async def score_in_child(self, problem: Problem, text: str) -> Score:
-        """See `EpisodeEnvironment.score_in_child`, for a score outside of any episode."""
-        with self.open_episode() as episode:
-            return await episode.score_in_child(problem, text)
+    @contextmanager
+    def open_episode(self) -> Iterator[IsolatedEnvironment]:
+        """Give the environment of one episode, or of the same one inside of it."""
+        with self._enter_session() as session:
+            episode = object.__new__(IsolatedEnvironment)
+            vars(episode).update(vars(self), _session=session)
+            yield episode
 
     @contextmanager
-    def open_episode(self) -> Iterator[EpisodeEnvironment]:
-        """Give the environment of one episode."""
-        session = self.pool.open_session()
+    def _enter_session(self) -> Iterator[Session]:
+        session = self._session or self.pool.open_session()
         try:
-            yield EpisodeEnvironment(self, session)
+            yield session
         finally:
-            session.end()
-
-
-class EpisodeEnvironment(_Wrapped):
-    """An isolated environment for one episode, as workflows get it."""
-
-    def __init__(self, isolated: IsolatedEnvironment, session: Session) -> None:
-        super().__init__(isolated._environment)  # noqa: SLF001 - it is of the same kind
-        self._isolated, self._session = isolated, session
-
-    def score(self, problem: Problem, text: str) -> Score:
-        """See `Environment.score`; blocks. Raises Overdue after the time limit, and ChildDied."""
-        began = time.monotonic()
-        call, late = self._prepare_score(problem, text)
-        try:
-            found: Score = self._session.call_and_wait(call)
-        except (Overdue, ChildDied) as error:
-            found = self._take_late(error, late)
-        held_s = time.monotonic() - began
-        is_main = threading.current_thread() is threading.main_thread()
-        if held_s > HELD_S and is_main and not self._isolated.has_held:
-            self._isolated.has_held = True
-            log.warning("score.held_loop", scorer=self.name, s=round(held_s, 2), remedy=SCORING_REMEDY)
-        return found
-
-    async def score_in_child(self, problem: Problem, text: str) -> Score:
-        """See `envs.judging.ScoresInChild`."""
-        call, late = self._prepare_score(problem, text)
-        with self._isolated.waiting():
-            await self._isolated.room.acquire()
-            try:
-                await self._session.wait_until_ready()
-            except BaseException:
-                self._isolated.room.release()
-                raise
-        try:
-            found: Score = await self._session.call(call)
-        except (Overdue, ChildDied) as error:
-            found = self._take_late(error, late)
-        finally:
-            self._isolated.room.release()
-        return found
+            if self._session is None:
+                session.end()
 
     async def run(
         self,
@@ -184,35 +129,71 @@ class EpisodeEnvironment(_Wrapped):
 
         Args:
             what: Name of what runs, for errors.
-            function: Of the top level of a module.
+            function: Sync or async, of the top level of a module.
             problem: The problem of the episode.
             arguments: Values that can be pickled.
             limit_s: Seconds that it may take.
 
         Raises what it raises, Overdue, and ChildDied.
         """
-        with self._isolated.waiting():
-            await self._session.wait_until_ready()
         late = f"{what} took longer than {limit_s:g} s"
-        found: T = await self._session.call(Call(what, function, problem, arguments, limit_s, late))
+        found: T = await self._call(Call(what, function, problem, arguments, limit_s, late))
         return found
 
-    def _prepare_score(self, problem: Problem, text: str) -> tuple[Call, LateScore | None]:
-        late: LateScore | None = getattr(self._environment, "late_score", lambda _: None)(problem)
-        limit_s = self._isolated.limit_s if late is None else min(late.limit_s, self._isolated.limit_s)
+    async def score_in_child(self, problem: Problem, text: str) -> Score:
+        """Do as `score`, without blocking the event loop."""
+        call = self._prepare_score(problem, text)
+        with self._waiting():
+            await self._turns.acquire()
+        try:
+            found: Score = await self._call(call)
+        except (Overdue, ChildDied) as error:
+            return self._take_late(error, problem)
+        else:
+            return found
+        finally:
+            self._turns.release()
+
+    def score(self, problem: Problem, text: str) -> Score:
+        """See `Environment.score`; blocks. Raises Overdue after the time limit, and ChildDied."""
+        began, call = time.monotonic(), self._prepare_score(problem, text)
+        with self._enter_session() as session:
+            try:
+                found: Score = session.call_and_wait(call)
+            except (Overdue, ChildDied) as error:
+                found = self._take_late(error, problem)
+        held_s = time.monotonic() - began
+        if held_s > HELD_S and threading.current_thread() is threading.main_thread():
+            self._counts["held"] += 1
+            if self._counts["held"] == 1:
+                log.warning("score.held_loop", scorer=self.name, s=round(held_s, 2), remedy=SCORING_REMEDY)
+        return found
+
+    async def _call(self, call: Call) -> Any:
+        with self._enter_session() as session:
+            with self._waiting():
+                await session.wait_until_ready()
+            return await session.call(call)
+
+    def _find_late(self, problem: Problem) -> LateScore | None:
+        found: LateScore | None = getattr(self._environment, "late_score", lambda _: None)(problem)
+        return found
+
+    def _prepare_score(self, problem: Problem, text: str) -> Call:
+        late, limit_s = self._find_late(problem), self._limit_s
+        limit_s = limit_s if late is None else min(late.limit_s, limit_s)
         why = f"environment {self.name} did not score within {limit_s:g} s ({LIMIT_KEYS})"
         what = f"{self.name}.score"
-        call = Call(what, score_in_child, problem, (text,), limit_s, why, may_repeat=True, leaves_state=late is None)
-        return call, late
+        return Call(what, score_in_child, problem, (text,), limit_s, why, may_repeat=True, leaves_state=late is None)
 
-    def _take_late(self, error: Overdue | ChildDied, late: LateScore | None) -> Score:
+    def _take_late(self, error: Overdue | ChildDied, problem: Problem) -> Score:
         """Return the score of a text that its judge could not judge, if there is such a score; else raise the error."""
-        is_own = isinstance(error, Overdue) or error.is_own
-        counts = late is not None and is_own
-        self._isolated.late_scores += 1
-        if str(times := self._isolated.late_scores).strip("0") == "1":
+        late = self._find_late(problem) if error.is_own else None
+        self._counts["late"] += 1
+        if str(times := self._counts["late"]).strip("0") == "1":
+            counts = late is not None
             log.warning("score.overdue", scorer=self.name, why=str(error), at=error.at, counts=counts, times=times)
-        if late is None or not is_own:
+        if late is None:
             raise error
         return late.score
 
@@ -222,13 +203,10 @@ def open_episode(environment: Environment) -> AbstractContextManager[Environment
     return environment.open_episode() if isinstance(environment, IsolatedEnvironment) else nullcontext(environment)
 
 
-def isolate(environment: Environment) -> AbstractContextManager[EpisodeEnvironment]:
-    """Give the environment of an episode for an environment of any kind."""
-    if isinstance(environment, EpisodeEnvironment):
-        return nullcontext(environment)
-    if not isinstance(environment, IsolatedEnvironment):
-        environment = IsolatedEnvironment(environment)
-    return environment.open_episode()
+def isolate(environment: Environment) -> AbstractContextManager[IsolatedEnvironment]:
+    """Give the isolated environment of an episode for an environment of any kind."""
+    isolated = environment if isinstance(environment, IsolatedEnvironment) else IsolatedEnvironment(environment)
+    return isolated.open_episode()
 
 
 def _build_in_child(build: Callable[[], Environment]) -> Environment:

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, Score
-
-
-@runtime_checkable
-class ScoresInChild(Protocol):
-    """An environment that scores in a child process with a time limit, as workers give it to workflows."""
-
-    async def score_in_child(self, problem: Problem, text: str) -> Score:
-        """See `Environment.score`; does not block the event loop."""
+from headrace.envs.isolation import IsolatedEnvironment
 
 
 async def score_answer(env: Environment, problem: Problem, text: str) -> Score:
@@ -21,6 +13,6 @@ async def score_answer(env: Environment, problem: Problem, text: str) -> Score:
 
     Raises the errors of `score`, TimeoutError after `rollout.score_limit_s`, and ChildDied if the process dies.
     """
-    if isinstance(env, ScoresInChild):
+    if isinstance(env, IsolatedEnvironment):
         return await env.score_in_child(problem, text)
     return await asyncio.to_thread(env.score, problem, text)

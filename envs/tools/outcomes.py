@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.envs.contract import Problem, ToolError
-from headrace.envs.isolation import EpisodeEnvironment
+from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.functions import BadArguments, Tool, run_tool
 from headrace.infra.own_frames import locate_function, make_encodable, read_error_text
@@ -55,7 +55,7 @@ class Outcome:
 async def answer_calls(
     calls: Sequence[ToolCall | InvalidToolCall],
     tools: Sequence[Tool],
-    env: EpisodeEnvironment,
+    env: IsolatedEnvironment,
     problem: Problem,
     limits: Limits,
 ) -> list[Outcome]:
@@ -74,7 +74,7 @@ async def answer_calls(
 async def _answer_call(
     call: ToolCall | InvalidToolCall,
     tools: Sequence[Tool],
-    env: EpisodeEnvironment,
+    env: IsolatedEnvironment,
     problem: Problem,
     limits: Limits,
 ) -> Outcome:
@@ -87,7 +87,7 @@ async def _answer_call(
     return await _run(tool, call, env, problem, limits)
 
 
-async def _run(tool: Tool, call: ToolCall, env: EpisodeEnvironment, problem: Problem, limits: Limits) -> Outcome:
+async def _run(tool: Tool, call: ToolCall, env: IsolatedEnvironment, problem: Problem, limits: Limits) -> Outcome:
     try:
         arguments = (tool.name, call.arguments)
         text, is_none = await env.run(tool.name, run_tool, problem, arguments, limits.call_limit_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, WorkedExample
-from headrace.envs.isolation import EpisodeEnvironment, IsolatedEnvironment, isolate
+from headrace.envs.isolation import IsolatedEnvironment, isolate
 from headrace.envs.messages import Message, as_messages
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
@@ -71,7 +71,7 @@ async def play_solution(environment: Environment, problem: Problem, limits: Limi
 
 
 async def _play_turns(
-    env: EpisodeEnvironment, problem: Problem, answers: Sequence[str], limits: Limits, turns: list[TurnPlayed]
+    env: IsolatedEnvironment, problem: Problem, answers: Sequence[str], limits: Limits, turns: list[TurnPlayed]
 ) -> str:
     """Run the calls of all answers; return what is wrong with one of them, if anything."""
     tools = read_tools(env)

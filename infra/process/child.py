@@ -31,7 +31,7 @@ LENGTH = struct.Struct("<Q")
 MOST_THREADS = 1024
 
 
-def pack_frame(message: tuple[Any, ...]) -> bytes:
+def pack_frame(*message: Any) -> bytes:
     """Return a message as a frame."""
     packed = pickle.dumps(message)
     return LENGTH.pack(len(packed)) + packed
@@ -142,7 +142,7 @@ class Child:
         self._send(number, kind, payload)
 
     def _send(self, *message: Any) -> None:
-        frame = pack_frame(message)
+        frame = pack_frame(*message)
         with self._sending, suppress(OSError):  # the parent has gone
             self._channel.sendall(frame)
 

@@ -42,26 +42,22 @@ numbers = count(1)
 class Overdue(OutOfTime):
     """A call took longer than its time limit; `at` is where it was."""
 
+    is_own = True
+
     def __init__(self, text: str, at: str) -> None:
         super().__init__(text)
         self.at = at
 
 
 class ChildDied(HeadraceError):
-    """The child of a call has died.
-
-    Args:
-        text: What happened.
-        at: Where the child was.
-        is_own: Whether nothing else ran in it.
-    """
+    """The child of a call has died at `at`; `is_own`: nothing else ran in it."""
 
     def __init__(self, text: str, at: str, *, is_own: bool = False) -> None:
         super().__init__(text)
         self.at, self.is_own = at, is_own
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """A call of a function, sync or async."""
 
@@ -79,21 +75,11 @@ class Call:
     """Whether to repeat it in a child of its own if its child died, and others may have been the cause."""
     leaves_state: bool = True
     """Whether later calls of the session need its child."""
-
-
-@dataclass(slots=True)
-class SentCall:
-    """A call as it is sent, and its answer."""
-
-    call: Call
-    kept: bytes
-    function: bytes
-    """With its arguments."""
     answer: asyncio.Future[tuple[str, bytes]] = field(init=False)
     timer: asyncio.TimerHandle = field(init=False)
 
 
-class ChildHandle(asyncio.Protocol):
+class ChildHandle:
     """A child process. All happens in the pool's thread."""
 
     def __init__(self, recipe: bytes, on_end: Callable[[ChildHandle], object]) -> None:
@@ -101,33 +87,23 @@ class ChildHandle(asyncio.Protocol):
         self.ready: asyncio.Future[tuple[str, bytes]] = self.loop.create_future()
         """Done when its object is built."""
         self.ready.add_done_callback(lambda done: done.exception())  # perhaps nobody waits for it
-        self.calls: dict[int, SentCall] = {}
+        self.calls: dict[int, Call] = {}
         self.overdue: set[int] = set()
         """Late calls that still run."""
         self.sessions = 0
-        self.death = ""
-        """How it died."""
-        self.at = ""
+        self.death = self.at = ""
+        """How it died, and where it was."""
         self._on_end, self._late = on_end, 0
-        self._transport: asyncio.WriteTransport | None = None
-        self._buffer = bytearray()
+        self._writer: asyncio.StreamWriter | None = None
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its end
         ours, theirs = socket.socketpair()
         with theirs:
             inherited = (theirs.fileno(), self._stacks.fileno())
             command = [*PYTHON, "-m", "headrace.infra.process.child", *map(str, inherited)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited, process_group=0)
-        self._timer = self.loop.call_later(START_LIMIT_S, self._kill, f"was not ready within {START_LIMIT_S:g} s")
-        self._opening = self.loop.create_task(self._open(ours, pack_frame((sys.path, read_bound(), recipe))))
-
-    async def _open(self, channel: socket.socket, first: bytes) -> None:
-        self._transport, _ = await self.loop.create_connection(lambda: self, sock=channel)
-        self._transport.write(first)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its object is built."""
-        return self.ready.done()
+        self._timer = self.loop.call_later(START_LIMIT_S, self.kill, f"was not ready within {START_LIMIT_S:g} s")
+        self._reading = self.loop.create_task(self._read(ours, pack_frame(sys.path, read_bound(), recipe)))
+        self._reading._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - at the exit of this process
 
     async def wait_until_ready(self) -> None:
         """Raise what its start raises, and ChildDied."""
@@ -135,83 +111,77 @@ class ChildHandle(asyncio.Protocol):
         if kind == "error":
             raise convert_to_exception("the environment", unpack_error(payload))
 
-    async def run(self, sent: SentCall, session: int, *, is_changed: bool) -> tuple[str, bytes]:
+    async def run(self, call: Call, session: int, kept: bytes | None, function: bytes) -> tuple[str, bytes]:
         """Return the answer to a call. Raises Overdue and ChildDied."""
         if self.death:
-            raise self._describe_death(sent.call.what, 0)
+            raise self._describe_death(call.what, 0)
         number = next(numbers)
-        self.calls[number] = sent
-        sent.answer = self.loop.create_future()
-        sent.timer = self.loop.call_later(sent.call.limit_s, self._locate, number)
-        self.send(number, "call", session, sent.kept if is_changed else None, sent.function)
+        self.calls[number] = call
+        call.answer = self.loop.create_future()
+        call.timer = self.loop.call_later(call.limit_s, self._locate, number)
+        self.send(number, "call", session, kept, function)
         try:
-            return await sent.answer
+            return await call.answer
         except asyncio.CancelledError:
             self.send(number, "cancel")
             raise
 
     def send(self, *message: Any) -> None:
         """Send a frame, without waiting."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pack_frame(message))
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(pack_frame(*message))
 
-    def data_received(self, data: bytes) -> None:
-        """Take frames."""
-        self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                return
-            number, kind, payload = pickle.loads(self._buffer[LENGTH.size : end])
-            del self._buffer[:end]
-            if number == 0:
-                self._timer.cancel()
-                self.ready.set_result((kind, payload))
-            elif kind == "at":
-                self._note_overdue(number, payload.decode())
-            else:
-                self._note_answer(number, kind, payload)
+    async def _read(self, channel: socket.socket, first: bytes) -> None:
+        """Take frames until the end of the child."""
+        reader, self._writer = await asyncio.open_connection(sock=channel)
+        self._writer.write(first)
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                [size] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._take(*pickle.loads(await reader.readexactly(size)))
+        self._writer.close()
+        self._settle_end()
 
-    def _note_answer(self, number: int, kind: str, payload: bytes) -> None:
-        sent = self.calls.pop(number)
+    def _take(self, number: int, kind: str, payload: bytes) -> None:
+        if number == 0:
+            self._timer.cancel()
+            self.ready.set_result((kind, payload))
+            return
+        if (call := self.calls.get(number)) is None:  # it has returned before it was located
+            return
+        call.timer.cancel()
+        if kind == "at":
+            self.overdue.add(number)
+            if not call.answer.done():
+                call.answer.set_exception(Overdue(call.late, payload.decode()))
+            self.end_if_stuck()
+            return
+        del self.calls[number]
         self.overdue.discard(number)
-        sent.timer.cancel()
-        if not sent.answer.done():
-            sent.answer.set_result((kind, payload))
+        if not call.answer.done():
+            call.answer.set_result((kind, payload))
 
     def _locate(self, number: int) -> None:
         self.send(number, "locate")
         self.calls[number].timer = self.loop.call_later(FROZEN_S, self._end_frozen, number)
 
-    def _note_overdue(self, number: int, at: str) -> None:
-        if (sent := self.calls.get(number)) is None:  # it has returned meanwhile
-            return
-        sent.timer.cancel()
-        self.overdue.add(number)
-        if not sent.answer.done():
-            sent.answer.set_exception(Overdue(sent.call.late, at))
-        self.end_if_stuck()
+    def _end_frozen(self, number: int) -> None:
+        self._late, self.death = number, FROZEN
+        self._process.send_signal(signal.SIGUSR1)  # it writes its stacks, whoever holds the GIL
+        self.loop.call_later(STACKS_S, self.kill)
 
     def end_if_stuck(self) -> None:
         """End it if late calls are all that is left."""
         if self.overdue and not self.sessions:
-            self._kill("was ended with its late calls")
+            self.kill("was ended with its late calls")
 
-    def _end_frozen(self, number: int) -> None:
-        self._late, self.death = number, FROZEN
-        self._process.send_signal(signal.SIGUSR1)  # it writes its stacks, whoever holds the GIL
-        self.loop.call_later(STACKS_S, self._kill, FROZEN)
-
-    def _kill(self, why: str) -> None:
-        self.death = self.death or why
-        self.kill()
-
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """Kill it with its process group; its end is noticed later."""
+        self.death = self.death or why
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def _settle_end(self) -> None:
         """Fail what runs in it."""
         self.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -221,21 +191,18 @@ class ChildHandle(asyncio.Protocol):
         with self._stacks:
             self._stacks.seek(0)
             self.at = _find_location(self._stacks.read().decode(errors="replace"))
-        is_own = len(self.calls) == 1
-        for number, sent in self.calls.items():
-            sent.timer.cancel()
-            if sent.answer.done():
-                continue
-            if is_own and number == self._late:
-                sent.answer.set_exception(Overdue(sent.call.late, self.at))
-            else:
-                sent.answer.set_exception(self._describe_death(sent.call.what, len(self.calls) - 1))
+        for number, call in self.calls.items():
+            call.timer.cancel()
+            error: Exception = self._describe_death(call.what, len(self.calls) - 1)
+            if len(self.calls) == 1 and number == self._late:
+                error = Overdue(call.late, self.at)
+            if not call.answer.done():
+                call.answer.set_exception(error)
         if not self.ready.done():
             self.ready.set_exception(self._describe_death("the start of the environment", 0))
         self._on_end(self)
 
     def _describe_death(self, what: str, others: int) -> ChildDied:
-        """Return the error of a call."""
         blamed = f"; {others} more ran in it, any of which may be the cause" if others else ""
         return ChildDied(f"the child process of {what} {self.death}{blamed}", self.at, is_own=not others)
 

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from headrace.infra.process.carried_errors import convert_to_exception, unpack_error
-from headrace.infra.process.child_handle import Call, ChildDied, ChildHandle, SentCall, numbers
+from headrace.infra.process.child_handle import Call, ChildDied, ChildHandle, numbers
 
 LEAST_CHILDREN, MOST_CHILDREN = 2, 16
 
@@ -28,17 +28,18 @@ class ChildPool:
     """Child processes that have built the same object. Any thread may use it, and sessions of it.
 
     Args:
+        what: Whose they are, for errors.
         build: Builds the object in each child; pickled with what it refers to.
         most: Most children; 0 for about as many as there are cores.
 
     Raises TypeError for what cannot be pickled.
     """
 
-    def __init__(self, build: Callable[[], object], most: int = 0) -> None:
+    def __init__(self, what: str, build: Callable[[], object], most: int = 0) -> None:
         try:
             self.recipe = cloudpickle.dumps(build)
         except Exception as error:
-            raise TypeError(f"it cannot be sent to a child process ({type(error).__name__}: {error})") from error
+            raise TypeError(f"{what} cannot be sent to a child process ({type(error).__name__}: {error})") from error
         cores = len(os.sched_getaffinity(0))
         self._most = most or min(max(cores, LEAST_CHILDREN), MOST_CHILDREN)
         self._most_alive = 2 * self._most if self._most > 1 else 1
@@ -50,7 +51,8 @@ class ChildPool:
 
     def start(self) -> None:
         """Start the first children, without waiting for them."""
-        self.loop.call_soon_threadsafe(_start_children, self, min(LEAST_CHILDREN, self._most))
+        for _ in range(min(LEAST_CHILDREN, self._most)):
+            self.loop.call_soon_threadsafe(self._start_child)
 
     def open_session(self) -> Session:
         """Return a session; it must be ended."""
@@ -59,41 +61,35 @@ class ChildPool:
     @property
     def has_ready(self) -> bool:
         """Whether a session would not wait for the start of a child."""
-        return any(child.is_ready and not child.death for child in self._children)
+        return any(child.ready.done() and not child.death for child in self._children)
 
     def choose_child(self) -> ChildHandle:
         """Return the child with the fewest calls; start one more if all have some."""
         alive = [child for child in self._children if not child.death]
         usable = [child for child in alive if not child.overdue]
-        ready = [child for child in usable if child.is_ready]
+        ready = [child for child in usable if child.ready.done()]
         best = min(ready, key=_get_load, default=None)
         is_starting = len(ready) < len(usable)
         may_start = not is_starting and len(usable) < self._most and len(alive) < self._most_alive
         if may_start and (best is None or best.calls):
-            usable.append(self.start_child())
+            usable.append(self._start_child())
         return best or min(usable or alive, key=_get_load)
 
-    def start_child(self) -> ChildHandle:
-        """Start a child."""
+    def _start_child(self) -> ChildHandle:
         child = ChildHandle(self.recipe, self._children.remove)
         self._children.append(child)
         return child
 
-    async def run_alone(self, sent: SentCall) -> tuple[str, bytes]:
+    async def run_alone(self, call: Call, kept: bytes, function: bytes) -> tuple[str, bytes]:
         """Run a call in a child of its own."""
         self._alone = self._alone or asyncio.Semaphore(self._most)
         async with self._alone:
             child = ChildHandle(self.recipe, id)
             try:
                 await child.wait_until_ready()
-                return await child.run(sent, 0, is_changed=True)
+                return await child.run(call, 0, kept, function)
             finally:
                 child.kill()
-
-
-def _start_children(pool: ChildPool, count: int) -> None:
-    for _ in range(count):
-        pool.start_child()
 
 
 def _kill_all(children: list[ChildHandle]) -> None:
@@ -118,9 +114,8 @@ class Session:
     def __init__(self, pool: ChildPool) -> None:
         self._pool, self._number = pool, next(numbers)
         self._child: ChildHandle | None = None
-        self._kept = b""
-        """The object that the child keeps, as it was sent last."""
-        self._kept_in: ChildHandle | None = None
+        self._kept: tuple[ChildHandle, bytes] | None = None
+        """The object that the child keeps, as it was sent last to this child."""
         self._has_state = False
         """Whether there may be something in the child that later calls need."""
         self._is_over = False
@@ -144,26 +139,25 @@ class Session:
 
     def _submit(self, call: Call) -> Future[Any]:
         try:
-            sent = SentCall(call, pickle.dumps(call.kept), pickle.dumps((call.function, call.arguments)))
+            sent = pickle.dumps(call.kept), pickle.dumps((call.function, call.arguments))
         except Exception as error:
             raise TypeError(
                 f"{call.what} runs in a child process, and what it is called with cannot be sent there "
                 f"({type(error).__name__}: {error}): keep plain data in it"
             ) from error
-        return asyncio.run_coroutine_threadsafe(self._run(sent), self._pool.loop)
+        return asyncio.run_coroutine_threadsafe(self._run(call, *sent), self._pool.loop)
 
-    async def _run(self, sent: SentCall) -> Any:
-        call, had_state = sent.call, self._has_state
+    async def _run(self, call: Call, kept: bytes, function: bytes) -> Any:
+        had_state = self._has_state
         self._has_state = had_state or call.leaves_state
         try:
             child = await self._take_child(had_state=had_state)
-            is_changed, self._kept = sent.kept != self._kept or child is not self._kept_in, sent.kept
-            self._kept_in = child
-            kind, payload = await child.run(sent, self._number, is_changed=is_changed)
+            is_there, self._kept = self._kept == (child, kept), (child, kept)
+            kind, payload = await child.run(call, self._number, None if is_there else kept, function)
         except ChildDied as error:
             if error.is_own or not call.may_repeat or had_state:
                 raise
-            kind, payload = await self._pool.run_alone(sent)
+            kind, payload = await self._pool.run_alone(call, kept, function)
         if kind == "error":
             raise convert_to_exception(call.what, unpack_error(payload))
         return pickle.loads(payload)

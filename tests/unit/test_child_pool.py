@@ -100,7 +100,7 @@ def run(*steps: Callable[[Session], Coroutine[Any, Any, Any]], most: int = 2) ->
             session.end()
 
     async def play_all() -> list[Any]:
-        pool = ChildPool(Own, most)
+        pool = ChildPool("it", Own, most)
         pool.start()
         return await asyncio.gather(*(play(pool, step) for step in steps), return_exceptions=True)
 
@@ -128,7 +128,7 @@ def test_calls_that_wait_share_a_child_and_calls_that_come_together_are_spread()
 
 def test_a_late_call_fails_with_its_place_and_its_child_gets_no_new_session_and_ends() -> None:
     async def play() -> None:
-        pool = ChildPool(Own, 2)
+        pool = ChildPool("it", Own, 2)
         stuck, other = pool.open_session(), pool.open_session()
         pid, *_ = await stuck.call(call(count, "a", kept=[]))
         for one in (sleep, sleep_soon):
@@ -219,7 +219,7 @@ def build_badly() -> None:
 
 def test_what_cannot_be_built_or_sent_is_an_error_of_its_own() -> None:
     async def play() -> None:
-        session = ChildPool(build_badly).open_session()
+        session = ChildPool("it", build_badly).open_session()
         with pytest.raises(ValueError, match="no such model"):
             await session.wait_until_ready()
         with pytest.raises(TypeError, match=r"cannot be sent there .*: keep plain data in it"):
@@ -227,7 +227,7 @@ def test_what_cannot_be_built_or_sent_is_an_error_of_its_own() -> None:
 
     asyncio.run(play())
     with pytest.raises(TypeError, match="it cannot be sent to a child process"):
-        ChildPool(threading.Lock().acquire)
+        ChildPool("it", threading.Lock().acquire)
 
 
 PARENT = """
@@ -235,7 +235,7 @@ import asyncio, time
 from test_child_pool import Own, call, hold_the_gil, sleep
 from headrace.infra.process.child_pool import ChildPool
 
-session = ChildPool(Own, 1).open_session()
+session = ChildPool("it", Own, 1).open_session()
 print(session.call_and_wait(call(sleep, 0)), flush=True)
 session.call_and_wait(call(hold_the_gil))
 """
