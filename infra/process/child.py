@@ -62,7 +62,9 @@ class Child:
 
     def serve(self) -> None:
         """Build the object, then run calls until the parent closes the channel."""
-        sys.path[:], bound, recipe = _read_frame(self._stream)
+        if (first := _read_frame(self._stream)) is None:  # the parent has ended already
+            return
+        sys.path[:], bound, recipe = first
         if bound:
             configure_logging(**bound)
         else:

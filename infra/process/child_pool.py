@@ -13,7 +13,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import cloudpickle
@@ -45,9 +46,11 @@ class ChildPool:
         self._most_alive = 2 * self._most if self._most > 1 else 1
         """Late calls may hold children beyond the most."""
         self._children: list[ChildHandle] = []
+        self._spare: list[ChildHandle] = []
+        """In which calls run alone."""
         self._alone: asyncio.Semaphore | None = None
         self.loop = _start_loop()
-        weakref.finalize(self, self.loop.call_soon_threadsafe, _kill_all, self._children)
+        weakref.finalize(self, self.loop.call_soon_threadsafe, _kill_all, self._children, self._spare)
 
     def start(self) -> None:
         """Start the first children, without waiting for them."""
@@ -76,24 +79,32 @@ class ChildPool:
         return best or min(usable or alive, key=_get_load)
 
     def _start_child(self) -> ChildHandle:
-        child = ChildHandle(self.recipe, self._children.remove)
+        child = ChildHandle(self.recipe, partial(_discard, self._children))
         self._children.append(child)
         return child
 
     async def run_alone(self, call: Call, kept: bytes, function: bytes) -> tuple[str, bytes]:
-        """Run a call in a child of its own."""
+        """Run a call in a child in which nothing else runs."""
         self._alone = self._alone or asyncio.Semaphore(self._most)
         async with self._alone:
-            child = ChildHandle(self.recipe, id)
+            child = self._spare.pop() if self._spare else ChildHandle(self.recipe, partial(_discard, self._spare))
             try:
                 await child.wait_until_ready()
                 return await child.run(call, 0, kept, function)
             finally:
-                child.kill()
+                if child.death or child.calls:
+                    child.kill()
+                else:
+                    self._spare.append(child)
 
 
-def _kill_all(children: list[ChildHandle]) -> None:
-    for child in children:
+def _discard(children: list[ChildHandle], child: ChildHandle) -> None:
+    if child in children:
+        children.remove(child)
+
+
+def _kill_all(*several: list[ChildHandle]) -> None:
+    for child in chain(*several):
         child.kill()
 
 
