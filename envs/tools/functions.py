@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
@@ -95,40 +95,34 @@ def find_tool(tools: Iterable[Tool], name: str) -> Tool:
     return next(tool for tool in tools if tool.name == name)
 
 
-class ToolResult(NamedTuple):
-    """What a tool returned."""
-
-    text: str
-    """As the policy reads it."""
-    is_none: bool
-
-
 def run_tool(
     environment: object, problem: object, name: str, given: Mapping[str, Any]
-) -> ToolResult | Coroutine[Any, Any, ToolResult]:
-    """Return what a tool returns; a coroutine for an async one. Raises BadArguments, and whatever it raises."""
+) -> tuple[str, bool] | Coroutine[Any, Any, tuple[str, bool]]:
+    """Return a tool's result as text, and whether it is None; in a coroutine if the tool is async.
+
+    Raises BadArguments, and whatever the tool raises.
+    """
     tool = find_tool(read_tools(environment), name)
     arguments = tool.read_arguments(given) | ({PROBLEM: problem} if tool.takes_problem else {})
     found = tool.function(**arguments)
-    return _wait_for_result(found) if inspect.iscoroutine(found) else _build_result(found)
+    return _wait_and_show(found) if inspect.iscoroutine(found) else (_show_result(found), found is None)
 
 
-async def _wait_for_result(coroutine: Coroutine[Any, Any, Any]) -> ToolResult:
-    return _build_result(await coroutine)
+async def _wait_and_show(coroutine: Coroutine[Any, Any, Any]) -> tuple[str, bool]:
+    found = await coroutine
+    return _show_result(found), found is None
 
 
-def _build_result(value: Any) -> ToolResult:
+def _show_result(value: Any) -> str:
     """Return a text as it is, other plain values as JSON, and the rest by `str`."""
     if isinstance(value, str):
-        return ToolResult(value, is_none=False)
+        return value
     if value is None or isinstance(value, bool | int | float | dict | list | tuple):
         try:
-            text = json.dumps(value, ensure_ascii=False, default=str)
+            return json.dumps(value, ensure_ascii=False, default=str)
         except (TypeError, ValueError, RecursionError):  # keys that JSON has not, or a circle
-            text = repr(value)
-    else:
-        text = str(value)
-    return ToolResult(text, value is None)
+            return repr(value)
+    return str(value)
 
 
 def _read_listed(environment: object, what: str, listed: Any) -> Tool:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
-from headrace.infra.own_frames import describe_with_location, locate_error
+from headrace.infra.own_frames import describe_with_location
 from headrace.infra.process.carried_errors import pack_error, unpack_error
 from headrace.infra.process.child_handle import Call, ChildDied, Overdue
 from headrace.infra.process.child_pool import ChildPool, Session
@@ -191,26 +191,6 @@ def test_an_error_keeps_type_text_place_and_cause_and_one_that_cannot_be_sent_it
     assert (type(error.__cause__).__name__, str(error.__cause__)) == ("Odd", "503 at the judge")
     assert is_unreachable(error)
     assert str(unpack_error(pack_error(UnicodeDecodeError("utf-8", b"x", 0, 1, "odd")))).endswith("odd")
-
-
-def end_all(_own: Own, _kept: object, soon: bool) -> Any:
-    async def end_loop() -> None:
-        raise SystemExit(3)
-
-    if soon:
-        return end_loop()
-    raise GeneratorExit(3)
-
-
-def test_what_would_end_a_process_is_an_error_with_its_line_on_both_sides() -> None:
-    async def step(session: Session) -> None:
-        for soon, name in ((False, "GeneratorExit"), (True, "SystemExit")):
-            with pytest.raises(RuntimeError, match=f"end_all raised {name}: 3: catch it there") as raised:
-                await session.call(call(end_all, soon))
-            assert raised.value.__cause__ is not None
-            assert "test_child_pool.py" in locate_error(raised.value)
-
-    assert run(step) == [None]
 
 
 def build_badly() -> None:
