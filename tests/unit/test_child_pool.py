@@ -146,7 +146,7 @@ def test_a_late_call_fails_with_its_place_and_its_child_gets_no_new_session_and_
 
 def test_a_child_that_holds_the_gil_is_killed_with_the_place_and_its_other_calls_run_again_or_say_so() -> None:
     async def hold(session: Session) -> None:
-        await session.call(call(hold_the_gil, limit_s=1.0, may_repeat=True))
+        await asyncio.wait_for(session.call(call(hold_the_gil, limit_s=1.0, may_repeat=True)), PATIENCE_S)
 
     async def score(session: Session) -> int:
         found: int = await session.call(call(sleep, 0.9, may_repeat=True))
