@@ -43,6 +43,7 @@ class ChildPool:
             raise TypeError(f"{what} cannot be sent to a child process ({type(error).__name__}: {error})") from error
         cores = len(os.sched_getaffinity(0))
         self._most = most or min(max(cores, LEAST_CHILDREN), MOST_CHILDREN)
+        self.may_repeat = self._most > 1
         self._most_alive = 2 * self._most if self._most > 1 else 1
         """Late calls may hold children beyond the most."""
         self._children: list[ChildHandle] = []
@@ -166,7 +167,7 @@ class Session:
             is_there, self._kept = self._kept == (child, kept), (child, kept)
             kind, payload = await child.run(call, self._number, None if is_there else kept, function)
         except ChildDied as error:
-            if error.is_own or not call.may_repeat or had_state:
+            if error.is_own or had_state or not (call.may_repeat and self._pool.may_repeat):
                 raise
             kind, payload = await self._pool.run_alone(call, kept, function)
         if kind == "error":

@@ -89,7 +89,7 @@ def call(function: Callable[..., object], *arguments: object, limit_s: float = P
     return Call(function.__name__, function, more.pop("kept", None), arguments, limit_s, "it took too long", **more)
 
 
-def run(*steps: Callable[[Session], Coroutine[Any, Any, Any]], most: int = 2) -> list[Any]:
+def run(*steps: Callable[[Session], Coroutine[Any, Any, Any]], is_spread: bool = True) -> list[Any]:
     """Return what each step gives or raises in a session of its own, all at the same time."""
 
     async def play(pool: ChildPool, step: Callable[[Session], Coroutine[Any, Any, Any]]) -> Any:
@@ -100,8 +100,9 @@ def run(*steps: Callable[[Session], Coroutine[Any, Any, Any]], most: int = 2) ->
             session.end()
 
     async def play_all() -> list[Any]:
-        pool = ChildPool("it", Own, most)
-        pool.start()
+        pool = ChildPool("it", Own, 2)
+        if is_spread:
+            pool.start()  # else all come while the first one starts, and share it
         return await asyncio.gather(*(play(pool, step) for step in steps), return_exceptions=True)
 
     return asyncio.run(play_all())
@@ -156,7 +157,7 @@ def test_a_child_that_holds_the_gil_is_killed_with_the_place_and_its_other_calls
         await session.call(call(count, "a", kept=[]))
         return await score(session)
 
-    held, scored, long = run(hold, score, play_long, most=1)
+    held, scored, long = run(hold, score, play_long, is_spread=False)
     assert isinstance(held, Overdue)
     assert re.fullmatch(r".*test_child_pool\.py:\d+ in hold_the_gil", held.at)
     assert isinstance(scored, int)
