@@ -37,6 +37,8 @@ STACKS_S = 0.2
 FROZEN = "was killed because code in it holds the GIL, as a regular expression may, and lets no other code run"
 numbers = count(1)
 """Of calls and sessions."""
+_alive: set[ChildHandle] = set()
+"""All children, until their ends are settled: an event loop keeps no task from being collected."""
 
 
 class Overdue(OutOfTime):
@@ -101,6 +103,7 @@ class ChildHandle:
             inherited = (theirs.fileno(), self._stacks.fileno())
             command = [*PYTHON, "-m", "headrace.infra.process.child", *map(str, inherited)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited, process_group=0)
+        _alive.add(self)
         self._timer = self.loop.call_later(START_LIMIT_S, self.kill, f"was not ready within {START_LIMIT_S:g} s")
         self._reading = self.loop.create_task(self._read(ours, pack_frame(sys.path, read_bound(), recipe)))
         self._reading._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - at the exit of this process
@@ -200,6 +203,7 @@ class ChildHandle:
                 call.answer.set_exception(error)
         if not self.ready.done():
             self.ready.set_exception(self._describe_death("the start of the environment", 0))
+        _alive.discard(self)
         self._on_end(self)
 
     def _describe_death(self, what: str, others: int) -> ChildDied:
