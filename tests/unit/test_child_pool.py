@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -228,4 +229,8 @@ def test_a_child_ends_with_its_parent_also_while_it_is_frozen() -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
-    wait_for_end(child)
+    try:
+        wait_for_end(child)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)

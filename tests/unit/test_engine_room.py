@@ -285,8 +285,9 @@ def test_scores_that_wait_for_their_turn_hold_up_further_tasks_and_stop_the_cloc
         clocks = [EpisodeClock(10.0, room, lambda: now_s) for _ in range(3)]
         a_spec = replace(spec(score), environment=isolated)
         scoring = [asyncio.create_task(play_episode(0, Problem("t", "12"), a_spec, {}, clock)) for clock in clocks]
-        while room.held_up != 2 or not isolated.pool.has_ready:  # noqa: ASYNC110 - another thread
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            while room.held_up != 2 or not isolated.pool.has_ready:  # noqa: ASYNC110 - another thread
+                await asyncio.sleep(0.01)
         now_s = 8.0
         assert [clock.count_left_s() for clock in clocks] == [2.0, 10.0, 10.0]
         assert room.count_free(3) == 1
