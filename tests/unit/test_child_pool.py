@@ -104,7 +104,8 @@ def run(*steps: Callable[[Session], Coroutine[Any, Any, Any]], is_spread: bool =
         pool = ChildPool("it", Own, 2)
         if is_spread:
             pool.start()  # else all come while the first one starts, and share it
-        return await asyncio.gather(*(play(pool, step) for step in steps), return_exceptions=True)
+        async with asyncio.timeout(2 * PATIENCE_S):
+            return await asyncio.gather(*(play(pool, step) for step in steps), return_exceptions=True)
 
     return asyncio.run(play_all())
 
@@ -148,7 +149,7 @@ def test_a_late_call_fails_with_its_place_and_its_child_gets_no_new_session_and_
 
 def test_a_child_that_holds_the_gil_is_killed_with_the_place_and_its_other_calls_run_again_or_say_so() -> None:
     async def hold(session: Session) -> None:
-        await asyncio.wait_for(session.call(call(hold_the_gil, limit_s=1.0, may_repeat=True)), PATIENCE_S)
+        await session.call(call(hold_the_gil, limit_s=1.0, may_repeat=True))
 
     async def score(session: Session) -> int:
         found: int = await session.call(call(sleep, 0.9, may_repeat=True))
