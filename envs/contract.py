@@ -82,6 +82,15 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class LateScore:
+    """What counts for a text that its judge cannot judge: an environment may return it from `late_score(problem)`."""
+
+    limit_s: float
+    """Seconds that the score may take. If its process dies on the text, it counts as late."""
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
 class WorkedExample:
     """A prompt and a good completion, for a supervised warm start. Raises TypeError, which names the field."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from headrace.envs.answers import find_last_boxed
-from headrace.envs.contract import Problem, Score, Split, WorkedExample, check_template_arguments
+from headrace.envs.contract import LateScore, Problem, Score, Split, WorkedExample, check_template_arguments
 from headrace.envs.data.held_out import interleave_sets, read_held_out
 from headrace.envs.data.layout import SCORER, Columns, Layout, Record, read_columns_setting
 from headrace.envs.data.pools import Pool, find_shared, read_pool
@@ -150,6 +150,20 @@ class Dataset:
         """Score a completion with the scorer of the data set or of the problem's row."""
         found = self._layout.find_scorer(problem.extra).score(problem, text)
         return found if isinstance(found, Score) else Score(found)
+
+    def late_score(self, problem: Problem) -> LateScore | None:
+        """See `LateScore`."""
+        return self._layout.find_scorer(problem.extra).late
+
+    def prepare_scoring(self) -> None:
+        """Let the scorers do what takes long. Raises what keeps them from scoring at all."""
+        for scorer in self._layout.scorers.values():
+            scorer.prepare()
+
+    @property
+    def processes(self) -> int:
+        """The number of child processes that score; 0 for the usual one."""
+        return int(any(scorer.is_in_one_process for scorer in self._layout.scorers.values()))
 
     def read_data(self) -> tuple[ReadData, ...]:
         """Read the data now, once; return its description. Raises TaskFileError."""

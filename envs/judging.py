@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, Score
-
-
-@runtime_checkable
-class ScoresInThreads(Protocol):
-    """An environment that scores in threads with a time limit, as workers give it to workflows."""
-
-    async def score_in_thread(self, problem: Problem, text: str) -> Score:
-        """See `Environment.score`; does not block the event loop."""
+from headrace.envs.isolation import IsolatedEnvironment
 
 
 async def score_answer(env: Environment, problem: Problem, text: str) -> Score:
-    """Score a completion in a thread, so that a slow compiler or judge does not block other episodes.
+    """Score a completion in a child process, so that a slow compiler or judge does not block other episodes.
 
-    Raises the errors of `score`, and TimeoutError after `rollout.score_limit_s`.
+    Raises the errors of `score`, TimeoutError after `rollout.score_limit_s`, and ChildDied if the process dies.
     """
-    if isinstance(env, ScoresInThreads):
-        return await env.score_in_thread(problem, text)
+    if isinstance(env, IsolatedEnvironment):
+        return await env.score_in_child(problem, text)
     return await asyncio.to_thread(env.score, problem, text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from headrace.envs.contract import Environment, GivesExamples, Problem, Score, Split, WorkedExample
+from headrace.envs.contract import Environment, GivesExamples, LateScore, Problem, Score, Split, WorkedExample
 from headrace.envs.data.rows import list_left_out_of, read_data_of
 from headrace.envs.registry import load_environment
 from headrace.schemas.records import ReadData
@@ -95,12 +95,33 @@ class Mixture:
 
     def score(self, problem: Problem, text: str) -> Score:
         """Let the source score its own problem, also one that is not asked: the feeder may have raised the tier."""
+        environment, own = self._find_own(problem)
+        return environment.score(own, text)
+
+    def late_score(self, problem: Problem) -> LateScore | None:
+        """See `LateScore`."""
+        environment, own = self._find_own(problem)
+        found: LateScore | None = getattr(environment, "late_score", lambda _: None)(own)
+        return found
+
+    def prepare_scoring(self) -> None:
+        """Let the sources that are built do what takes long."""
+        for environment in self._scorers.values():
+            getattr(environment, "prepare_scoring", lambda: None)()
+
+    @property
+    def processes(self) -> int:
+        """The number of child processes that score; 0 for the usual one."""
+        return int(any(getattr(environment, "processes", 0) for environment in self._scorers.values()))
+
+    def _find_own(self, problem: Problem) -> tuple[Environment, Problem]:
+        """Return the source of a problem, and the problem as the source made it."""
         source = max((one for one in self._settings if problem.task_id.startswith(f"{one}/")), key=len)
         own_tier = _find_own_tier(problem.extra)
         extra = {key: value for key, value in problem.extra.items() if key != own_tier}
         task_id = problem.task_id.removeprefix(f"{source}/")
         own = replace(problem, task_id=task_id, tier=problem.extra[own_tier], extra=extra)
-        return self._get_environment(source).score(own, text)
+        return self._get_environment(source), own
 
     def prepare_tiers(self) -> None:
         """Build all sources, so that no score has to wait for one. Raises ValueError for one that cannot be built."""

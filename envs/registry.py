@@ -87,6 +87,33 @@ def load_environment(name: str, seed: int, settings: Mapping[str, Any]) -> Envir
     return cast("Environment", environment)
 
 
+def build_to_score(
+    name: str,
+    seed: int,
+    settings: Mapping[str, Any],
+    *,
+    all_tiers: bool = False,
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> Environment:
+    """Build an environment as `load_environment`, in the process in which it will score.
+
+    Args:
+        name, seed, settings: Of the environment.
+        all_tiers: Whether to build also what is needed for tiers that are not asked yet.
+        sources: Hashes of the sources of plug-ins; a child process is to load the same as its parent.
+
+    Raises what `load_environment` raises, and OtherSource.
+    """
+    if sources:
+        from headrace.infra.recipe.plug_in_sources import check_sources  # it takes long
+
+        check_sources(sources, sources)
+    environment = load_environment(name, seed, settings)
+    if all_tiers:  # a score has a time limit, and must not read the data of a harder tier
+        getattr(environment, "prepare_tiers", lambda: None)()
+    return environment
+
+
 def load_workflow(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Workflow:
     """Return a workflow by its shipped name or as `package.module:name`, with its settings as keyword arguments.
 
@@ -189,8 +216,8 @@ def _check_contract(name: str, environment: Any) -> None:
             )
         if inspect.iscoroutinefunction(found):
             raise EnvironmentSettingsError(
-                f"environment {name}: `{method}` must not be async: make it a plain function (`score` runs in a thread "
-                "of its own, so it may take long)"
+                f"environment {name}: `{method}` must not be async: make it a plain function (`score` runs in a child "
+                "process, so it may take long)"
             )
     if not isinstance(own := getattr(environment, "name", None), str) or not own:
         raise EnvironmentSettingsError(

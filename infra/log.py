@@ -39,6 +39,11 @@ def bind_to_log(**known: str) -> None:
     _bound.update(known)
 
 
+def read_bound() -> dict[str, str]:
+    """Return the keys of every log line, as arguments of `configure_logging`; empty if that was never called."""
+    return dict(_bound)
+
+
 class BestEffortStream:
     """A stream that ignores failures: with a full disk or a closed stream, a process goes on without its log."""
 

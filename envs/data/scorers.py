@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from headrace.envs.answers import drop_name, find_last_boxed, is_same_answer, parse_number
-from headrace.envs.contract import Problem, Score
+from headrace.envs.contract import LateScore, Problem, Score
 from headrace.envs.data.judge import Judge
-from headrace.envs.judge_processes import JudgeProcesses
-from headrace.envs.math_judge import open_math_judge, require_math_verify
+from headrace.envs.math_judge import is_equal, require_math_verify
 from headrace.envs.thoughts import read_answer
 from headrace.infra.recipe.named import check_kinds, find_named
 
 BOX_INSTRUCTION = "\nReason step by step, and put the final answer within \\boxed{}."
 
-EXPRESSION_LIMIT_S = 5.0
-"""Seconds for one regular expression with the start of its process, below the usual `rollout.score_limit_s`."""
+JUDGE_LIMIT_S = 5.0
+"""Seconds for math-verify or a regular expression, which may compute for ever on a policy's text: then it is wrong."""
 
 
 def _accept(_answer: str) -> str:
     return ""
+
+
+def _do_nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ class Scorer:
     """Columns that it needs in `problem.extra`, beside those that the recipe keeps."""
     find_fault: Callable[[str], str] = _accept
     """Returns what is wrong with an answer of the data set; an empty text for a usable answer."""
+    late: LateScore | None = None
+    """What counts for a completion that it cannot judge in time; None: the episode fails."""
+    prepare: Callable[[], object] = _do_nothing
+    """Does what takes long in a process that will score; raises if it cannot score at all."""
+    is_in_one_process: bool = False
+    """Whether it limits what it does in its process, as a rate."""
 
 
 def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
@@ -74,7 +81,7 @@ def build_scorer(spec: str | Mapping[str, Any]) -> Scorer:
         built: Scorer | Judge = build(**settings)
     except ValueError as error:
         raise ValueError(f"scorer {name}: {error}") from error
-    scorer = built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False)
+    scorer = built if isinstance(built, Scorer) else Scorer(built.score, needs_answer=False, is_in_one_process=True)
     return scorer if scorer.reads_thoughts else replace(scorer, score=partial(_score_answer, scorer.score))
 
 
@@ -111,31 +118,29 @@ def _build_numeric(tolerance: float = 0.0) -> Scorer:
 
 
 def _build_math() -> Scorer:
-    """Compare as `exact`; answers that differ and are not both numbers go to math-verify in other processes."""
+    """Compare as `exact`; answers that differ and are not both numbers go to math-verify."""
     require_math_verify('scorer = "math"')
-    judge = open_math_judge()
 
     def is_same(given: str, gold: str) -> bool:
         # math-verify compares numbers by six digits, and misreads 2 1/2 as 3/2; it rightly reads 10% as 0.1 too
         is_final = parse_number(given) is not None and parse_number(gold) is not None and "%" not in given + gold
-        return is_same_answer(given, gold) or (not is_final and judge.is_same(given, gold))
+        return is_same_answer(given, gold) or (not is_final and is_equal(given, gold))
 
-    return Scorer(partial(_compare_boxed, is_same), BOX_INSTRUCTION, is_boxed=True)
+    late = LateScore(JUDGE_LIMIT_S, Score(0.0, {"boxed": 1.0}))
+    prepare = partial(is_equal, "x=1", "1")
+    return Scorer(partial(_compare_boxed, is_same), BOX_INSTRUCTION, is_boxed=True, late=late, prepare=prepare)
 
 
 def _build_regex(pattern: str = "") -> Scorer:
     """Search for the answer, a regular expression; or find an answer by `pattern` and compare it as `exact`.
 
     The last match counts, or its first group if it has one. An expression that names `think>` gets the whole
-    completion. Expressions may take for ever on a policy's text and cannot be interrupted, so they run in separate
-    processes with a time limit.
+    completion.
     """
     try:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"`pattern` is not a valid regular expression: {error}") from error
-    command = (sys.executable, "-m", "headrace.envs.data.regex_child", pattern)
-    judge = JudgeProcesses(command, EXPRESSION_LIMIT_S, first_limit_s=EXPRESSION_LIMIT_S)
 
     def find_fault(answer: str) -> str:
         try:
@@ -146,14 +151,25 @@ def _build_regex(pattern: str = "") -> Scorer:
 
     def score(problem: Problem, text: str) -> Score:
         is_about_thoughts = "think>" in pattern + problem.answer  # the format of R1-Zero, for instance
-        return Score(float(judge.is_same(text if is_about_thoughts else read_answer(text), problem.answer)))
+        return Score(_is_match(pattern, text if is_about_thoughts else read_answer(text), problem.answer))
 
-    return Scorer(score, reads_thoughts=True, find_fault=_accept if pattern else find_fault)
+    late = LateScore(JUDGE_LIMIT_S, Score(0.0))
+    return Scorer(score, reads_thoughts=True, find_fault=_accept if pattern else find_fault, late=late)
+
+
+def _is_match(pattern: str, text: str, answer: str) -> bool:
+    """Return whether the answer, as an expression, matches; with a pattern, whether its last match is the answer."""
+    if not pattern:
+        return re.search(answer, text) is not None
+    last = None
+    for last in re.finditer(pattern, text):  # noqa: B007 - the last match is needed
+        pass
+    return last is not None and is_same_answer(last[1 if last.re.groups else 0] or "", answer)
 
 
 def _wrap_function(name: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Scorer:
     if inspect.iscoroutinefunction(function):
-        raise ValueError(f"scorer {name}: the function must not be async: a scorer runs in a thread")
+        raise ValueError(f"scorer {name}: the function must not be async: it runs in a child process, and may block")
     try:
         inspect.signature(function).bind("problem", "text", **settings)
     except TypeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
@@ -88,6 +88,41 @@ def read_tools(environment: object) -> tuple[Tool, ...]:
     if twice := {one for one in names if names.count(one) > 1}:
         raise ValueError(f"environment {name} has two tools of the name {min(twice)}: rename one")
     return tools
+
+
+def find_tool(tools: Iterable[Tool], name: str) -> Tool:
+    """Return the tool of a name that is known."""
+    return next(tool for tool in tools if tool.name == name)
+
+
+def run_tool(
+    environment: object, problem: object, name: str, given: Mapping[str, Any]
+) -> tuple[str, bool] | Coroutine[Any, Any, tuple[str, bool]]:
+    """Return a tool's result as text, and whether it is None; in a coroutine if the tool is async.
+
+    Raises BadArguments, and whatever the tool raises.
+    """
+    tool = find_tool(read_tools(environment), name)
+    arguments = tool.read_arguments(given) | ({PROBLEM: problem} if tool.takes_problem else {})
+    found = tool.function(**arguments)
+    return _wait_and_show(found) if inspect.iscoroutine(found) else (_show_result(found), found is None)
+
+
+async def _wait_and_show(coroutine: Coroutine[Any, Any, Any]) -> tuple[str, bool]:
+    found = await coroutine
+    return _show_result(found), found is None
+
+
+def _show_result(value: Any) -> str:
+    """Return a text as it is, other plain values as JSON, and the rest by `str`."""
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, bool | int | float | dict | list | tuple):
+        try:
+            return json.dumps(value, ensure_ascii=False, default=str)
+        except (TypeError, ValueError, RecursionError):  # keys that JSON has not, or a circle
+            return repr(value)
+    return str(value)
 
 
 def _read_listed(environment: object, what: str, listed: Any) -> Tool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.envs.contract import Problem, ToolError
+from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
-from headrace.envs.tools.calling import ToolOverdue, call_tool
-from headrace.envs.tools.functions import PROBLEM, BadArguments, Tool
+from headrace.envs.tools.functions import BadArguments, Tool, run_tool
 from headrace.infra.own_frames import locate_function, make_encodable, read_error_text
+from headrace.infra.process.child_handle import ChildDied, Overdue
 from headrace.infra.unreachable import is_unreachable
 
 Kind = Literal["", "bad_calls", "unknown_tools", "tool_errors", "tool_timeouts", "none_outputs"]
@@ -53,13 +53,17 @@ class Outcome:
 
 
 async def answer_calls(
-    calls: Sequence[ToolCall | InvalidToolCall], tools: Sequence[Tool], problem: Problem, limits: Limits
+    calls: Sequence[ToolCall | InvalidToolCall],
+    tools: Sequence[Tool],
+    env: IsolatedEnvironment,
+    problem: Problem,
+    limits: Limits,
 ) -> list[Outcome]:
     """Run the calls of one answer at the same time; return their outcomes in the order of the calls.
 
-    Raises the error of a tool that cannot reach its server, because that is no fault of the policy.
+    Raises the error of a tool that cannot reach its server, because that is no fault of the policy; and ChildDied.
     """
-    return await run_together([answer_call(call, tools, problem, limits) for call in calls])
+    return await run_together([answer_call(call, tools, env, problem, limits) for call in calls])
 
 
 async def run_together(calls: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
@@ -73,49 +77,39 @@ async def run_together(calls: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Ou
 
 
 async def answer_call(
-    call: ToolCall | InvalidToolCall, tools: Sequence[Tool], problem: Problem, limits: Limits
+    call: ToolCall | InvalidToolCall,
+    tools: Sequence[Tool],
+    env: IsolatedEnvironment,
+    problem: Problem,
+    limits: Limits,
 ) -> Outcome:
-    """Run a call. Raises the error of a tool that cannot reach its server."""
+    """Run a call. Raises as `answer_calls` does."""
     if isinstance(call, InvalidToolCall):
         return build_outcome("", f"error: {call.error}", "unknown_tools" if call.is_unknown else "bad_calls", limits)
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
         known = ", ".join(tool.name for tool in tools)
         return build_outcome("", f"error: there is no tool {call.name}; the tools are {known}", "unknown_tools", limits)
+    return await _run(tool, call, env, problem, limits)
+
+
+async def _run(tool: Tool, call: ToolCall, env: IsolatedEnvironment, problem: Problem, limits: Limits) -> Outcome:
     try:
-        arguments = tool.read_arguments(call.arguments)
+        arguments = (tool.name, call.arguments)
+        text, is_none = await env.run(tool.name, run_tool, problem, arguments, limits.call_limit_s)
     except BadArguments as error:
         return build_outcome(tool.name, f"error: {error}", "bad_calls", limits)
-    return await _run(tool, arguments | ({PROBLEM: problem} if tool.takes_problem else {}), limits)
-
-
-async def _run(tool: Tool, arguments: Mapping[str, Any], limits: Limits) -> Outcome:
-    try:
-        found = await call_tool(tool.function, arguments, limits.call_limit_s)
-        text = show_result(found)
-    except ToolOverdue as error:
+    except Overdue as error:
         return build_outcome(tool.name, f"error: {error}", "tool_timeouts", limits, error, error.at)
     except Exception as error:
-        if isinstance(error, TimeoutError) or is_unreachable(error):
+        if isinstance(error, ChildDied | TimeoutError) or is_unreachable(error):
             raise
         told = f"error: {type(error).__name__}: {read_error_text(error)}".removesuffix(": ")
         return build_outcome(tool.name, told, "tool_errors", limits, error)
-    if found is None and not tool.may_return_none:
+    if is_none and not tool.may_return_none:
         why = TypeError(f"the tool {tool.name} returned None: return a text, or declare `-> None`")
         return build_outcome(tool.name, text, "none_outputs", limits, why, locate_function(tool.function).strip(" ()"))
     return build_outcome(tool.name, text, "", limits)
-
-
-def show_result(value: Any) -> str:
-    """Return a tool's result as text: a text as it is, other plain values as JSON, and the rest by `str`."""
-    if isinstance(value, str):
-        return value
-    if value is None or isinstance(value, bool | int | float | dict | list | tuple):
-        try:
-            return json.dumps(value, ensure_ascii=False, default=str)
-        except (TypeError, ValueError, RecursionError):  # keys that JSON has not, or a circle
-            return repr(value)
-    return str(value)
 
 
 def build_outcome(

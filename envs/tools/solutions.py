@@ -7,16 +7,16 @@ form, whatever the form of the policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from headrace.envs.contract import Environment, Problem, WorkedExample
-from headrace.envs.judging import score_answer
+from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import Message, as_messages
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
-from headrace.envs.tools.functions import Tool, read_tools
+from headrace.envs.tools.functions import find_tool, read_tools
 from headrace.envs.tools.outcomes import Limits, Outcome, answer_call, build_outcome
 from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, list_callable
 from headrace.infra.own_frames import describe_with_location, locate_error
@@ -64,17 +64,30 @@ class SolvedCalls:
         environment: Has the tools, and solves its problems.
         limits: Of the workflow.
         with_agents: Whether the workflow has sub-agents.
+        build: Builds the environment in a child process; see `IsolatedEnvironment`.
     """
 
-    def __init__(self, environment: Environment, limits: Limits, *, with_agents: bool = False) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        limits: Limits,
+        *,
+        with_agents: bool = False,
+        build: Callable[[], Environment] | None = None,
+    ) -> None:
         self.environment = environment
+        self.isolated = (
+            environment if isinstance(environment, IsolatedEnvironment) else IsolatedEnvironment(environment, build)
+        )
         own = read_tools(environment) if hasattr(environment, "tools") else ()
         self.tools = list_callable(environment) if with_agents else own
         self._limits = limits
 
-    async def answer(self, calls: Sequence[ToolCall | InvalidToolCall], problem: Problem) -> list[Outcome]:
+    async def answer(
+        self, calls: Sequence[ToolCall | InvalidToolCall], env: IsolatedEnvironment, problem: Problem
+    ) -> list[Outcome]:
         """Return the outcomes of the calls of one answer. Raises SolutionError for a sub-agent's wrong solution."""
-        return [await self._answer(call, problem) for call in calls]
+        return [await self._answer(call, env, problem) for call in calls]
 
     def list_problems(self, problem: Problem) -> Iterator[Problem]:
         """Yield a problem, and those of the sub-agents that its solution starts."""
@@ -90,9 +103,9 @@ class SolvedCalls:
     def _build_sub_problem(self, call: ToolCall, problem: Problem) -> Problem:
         return build_sub_problem(self.environment, problem, SPAWN.read_arguments(call.arguments)["task"])
 
-    async def _answer(self, call: ToolCall | InvalidToolCall, problem: Problem) -> Outcome:
+    async def _answer(self, call: ToolCall | InvalidToolCall, env: IsolatedEnvironment, problem: Problem) -> Outcome:
         if not self._is_spawn(call):
-            return await answer_call(call, self.tools, problem, self._limits)
+            return await answer_call(call, self.tools, env, problem, self._limits)
         played = await play_solution(self, sub := self._build_sub_problem(call, problem))
         if played.fault:
             raise SolutionError(f"the sub-agent for {sub.text!r}: {played.fault}")
@@ -105,28 +118,32 @@ async def play_solution(solved: SolvedCalls, problem: Problem) -> SolutionPlayed
     turns: list[TurnPlayed] = []
     reward, fault = 0.0, ""
     try:
-        answers = take_answers(environment, problem)
-        for turn, answer in enumerate(answers, 1):
-            calls = parse_short_calls(answer, solved.tools)
-            outcomes = await solved.answer(calls, problem)
-            turns.append(TurnPlayed(answer, tuple(one.text for one in outcomes)))
-            if bad := next((one for one in outcomes if one.kind), None):
-                fault = f"turn {turn}: {_describe(bad)}"
-                break
-            if bool(calls) == (turn == len(answers)):
-                fault = f"turn {turn}: " + (
-                    "the last answer has a call, so nobody reads its result"
-                    if calls
-                    else "an answer without a call ends the episode, but it is not the last one"
-                )
-                break
-        else:
-            score: Any = await score_answer(environment, problem, answers[-1])
-            reward = float(getattr(score, "reward", score))
-            fault = "" if reward >= 1 else f"its last answer, {answers[-1]!r}, gets a reward of {reward:g}, not 1"
+        with solved.isolated.open_episode() as env:
+            answers = take_answers(environment, problem)
+            fault = await _play_turns(solved, env, problem, answers, turns)
+            if not fault:
+                reward = (await env.score_in_child(problem, answers[-1])).reward
+                fault = "" if reward >= 1 else f"its last answer, {answers[-1]!r}, gets a reward of {reward:g}, not 1"
     except Exception as error:  # noqa: BLE001 - the environment's own code may raise anything
         fault = f"{type(error).__name__}: {describe_with_location(error)}"
     return SolutionPlayed(problem.task_id, tuple(turns), reward, fault, problem.text)
+
+
+async def _play_turns(
+    solved: SolvedCalls, env: IsolatedEnvironment, problem: Problem, answers: Sequence[str], turns: list[TurnPlayed]
+) -> str:
+    """Run the calls of all answers; return what is wrong with one of them, if anything."""
+    for turn, answer in enumerate(answers, 1):
+        calls = parse_short_calls(answer, solved.tools)
+        outcomes = await solved.answer(calls, env, problem)
+        turns.append(TurnPlayed(answer, tuple(one.text for one in outcomes)))
+        if bad := next((one for one in outcomes if one.kind), None):
+            return f"turn {turn}: {_describe(bad)}"
+        if calls and turn == len(answers):
+            return f"turn {turn}: the last answer has a call, so nobody reads its result"
+        if not calls and turn < len(answers):
+            return f"turn {turn}: an answer without a call ends the episode, but it is not the last one"
+    return ""
 
 
 def take_answers(environment: Any, problem: Problem) -> list[str]:
@@ -170,11 +187,12 @@ class SolutionExamples:
     async def _play(self, answers: Sequence[str], problem: Problem) -> list[Message]:
         """Return the messages of turns."""
         messages: list[Message] = []
-        for answer in answers:
-            calls = parse_short_calls(answer, self._tools)
-            outcomes = await self._solved.answer(calls, problem)
-            messages.append({"role": "assistant", "content": self._write(answer)})
-            messages += build_observations(self._form, outcomes)
+        with self._solved.isolated.open_episode() as env:
+            for answer in answers:
+                calls = parse_short_calls(answer, self._tools)
+                outcomes = await self._solved.answer(calls, env, problem)
+                messages.append({"role": "assistant", "content": self._write(answer)})
+                messages += build_observations(self._form, outcomes)
         return messages
 
     def _write(self, answer: str) -> str:
@@ -191,16 +209,21 @@ class SolutionExamples:
         return write_hermes_call(ToolCall(call.name, tool.read_arguments(call.arguments)))
 
 
-def find_tool(tools: Sequence[Tool], name: str) -> Tool:
-    """Return the tool of a name that is known."""
-    return next(tool for tool in tools if tool.name == name)
-
-
 def _read_limits(settings: Mapping[str, Any]) -> Limits:
     """Return the limits in the settings of a workflow."""
     return Limits(**{name: settings[name] for name in ("call_limit_s", "observation_chars") if name in settings})
 
 
-def open_solved_calls(environment: Environment, workflow: str, settings: Mapping[str, Any]) -> SolvedCalls:
+def open_solved_calls(
+    environment: Environment,
+    workflow: str,
+    settings: Mapping[str, Any],
+    build: Callable[[], Environment] | None = None,
+) -> SolvedCalls:
     """Return what answers the calls of an environment's solutions, as a workflow with its settings would."""
-    return SolvedCalls(environment, _read_limits(settings), with_agents=workflow == SPAWN.name)
+    return SolvedCalls(environment, _read_limits(settings), with_agents=workflow == SPAWN.name, build=build)
+
+
+def can_solve(environment: object) -> bool:
+    """Return whether an environment, isolated or not, has worked solutions."""
+    return callable(getattr(environment, "solve", None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from headrace.envs.contract import Environment, Problem
 from headrace.envs.messages import show_value
@@ -22,7 +22,6 @@ def spawn(task: str) -> str:
 SPAWN = read_tool(spawn)
 
 
-@runtime_checkable
 class GivesTasks(Protocol):
     """An environment that decides what a sub-agent gets, and can score and solve it."""
 
@@ -30,9 +29,14 @@ class GivesTasks(Protocol):
         """Return the problem of a sub-agent, which the agent of `problem` has started on a task."""
 
 
-def build_sub_problem(environment: Environment, problem: Problem, task: str) -> Problem:
+def has_sub_problems(environment: object) -> bool:
+    """Return whether an environment, isolated or not, decides what a sub-agent gets."""
+    return callable(getattr(environment, "sub_problem", None))
+
+
+def build_sub_problem(environment: Any, problem: Problem, task: str) -> Problem:
     """Return the problem of a sub-agent: the environment's, or the text of the task alone. Raises TypeError."""
-    if not isinstance(environment, GivesTasks):
+    if not has_sub_problems(environment):
         arguments = problem.template_arguments
         return Problem(f"{problem.task_id} / {task}", task, template_arguments=arguments, extra=problem.extra)
     given = environment.sub_problem(problem, task)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
-from headrace.envs.judging import score_answer
+from headrace.envs.isolation import IsolatedEnvironment, isolate
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import AUTO, HERMES, choose_form, list_lacking
 from headrace.envs.tools.functions import BadArguments, Tool
 from headrace.envs.tools.outcomes import Limits, Outcome, answer_call, build_outcome, run_together
-from headrace.envs.tools.sub_agents import SPAWN, GivesTasks, build_sub_problem, list_callable
+from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, has_sub_problems, list_callable
 from headrace.envs.tools.turns import Budget, Tally, play_turns
 from headrace.envs.workflows import tools as tools_workflow
 from headrace.schemas import records
@@ -133,17 +133,18 @@ async def spawn(  # noqa: PLR0913 - the settings by name
     Raises ValueError if the roles are others, or if credit is by agent and the environment has no `sub_problem`.
     """
     check_roles(actors)
-    if credit == "agent" and not isinstance(env, GivesTasks):
+    if credit == "agent" and not has_sub_problems(env):
         raise ValueError(
             f'credit = "agent" of workflow spawn scores the problems of sub-agents, so environment {env.name} needs a '
             "method `sub_problem(problem, task)`"
         )
-    tree = _Tree(env, actors, Limits(call_limit_s, observation_chars), calls, credit == "agent")
-    tree.max_turns, tree.max_depth, tree.max_children = max_turns, max_depth, max_children
-    tree.budget = Budget(budget_answers, budget_tokens)
-    first = tree.begin(MAIN, next(role for role in actors if role != SUB or len(actors) == 1), problem)
-    await tree.play(first)
-    score = await score_answer(env, problem, first.chat.text)
+    with isolate(env) as isolated:
+        tree = _Tree(isolated, actors, Limits(call_limit_s, observation_chars), calls, credit == "agent")
+        tree.max_turns, tree.max_depth, tree.max_children = max_turns, max_depth, max_children
+        tree.budget = Budget(budget_answers, budget_tokens)
+        first = tree.begin(MAIN, next(role for role in actors if role != SUB or len(actors) == 1), problem)
+        await tree.play(first)
+        score = await isolated.score_in_child(problem, first.chat.text)
     parts = {**tree.tally.list_parts("spawned", "refused", "unanswered"), **score.parts}
     sequences = _list_sequences(first)
     made = {first.role: RoleTrajectory(score.reward, tuple(sequences[first.role]), parts, tree.tally.errors)}
@@ -163,7 +164,7 @@ class _Tree:
     budget: Budget
 
     def __init__(
-        self, env: Environment, actors: Mapping[str, Actor], limits: Limits, calls: str, scores_agents: bool
+        self, env: IsolatedEnvironment, actors: Mapping[str, Actor], limits: Limits, calls: str, scores_agents: bool
     ) -> None:
         self.tally = Tally()
         self._env, self._actors, self._limits, self._calls = env, actors, limits, calls
@@ -198,7 +199,7 @@ class _Tree:
             budget=self.budget,
         )
         if agent.parent is not None and self._scores_agents:
-            agent.score = await score_answer(self._env, agent.problem, agent.chat.text)
+            agent.score = await self._env.score_in_child(agent.problem, agent.chat.text)
         return why
 
     async def _answer(self, agent: _Agent, asked: Sequence[ToolCall | InvalidToolCall]) -> Sequence[Outcome]:
@@ -209,7 +210,7 @@ class _Tree:
                 started += 1
                 running.append(self._spawn(agent, call, is_refused=started > self.max_children))
             else:
-                running.append(answer_call(call, agent.known, agent.problem, self._limits))
+                running.append(answer_call(call, agent.known, self._env, agent.problem, self._limits))
         return await run_together(running)
 
     async def _spawn(self, agent: _Agent, call: ToolCall, *, is_refused: bool) -> Outcome:

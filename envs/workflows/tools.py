@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
-from headrace.envs.judging import score_answer
+from headrace.envs.isolation import isolate
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import AUTO, CALLS, HERMES, choose_form, list_lacking
 from headrace.envs.tools.functions import read_tools
@@ -83,10 +83,12 @@ async def tools(  # noqa: PLR0913 - the settings by name
     schemas = [tool.schema for tool in known] if form == HERMES else ()
     chat = Chat(actor, role, problem.prompt, tools=schemas, template_arguments=problem.template_arguments)
 
-    async def answer(asked: Sequence[ToolCall | InvalidToolCall]) -> Sequence[Outcome]:
-        return await answer_calls(asked, known, problem, limits)
+    with isolate(env) as isolated:
 
-    await play_turns(chat, actor, form, known, answer, tally=tally, max_turns=max_turns, budget=Budget())
-    score = await score_answer(env, problem, chat.text)
+        async def answer(asked: Sequence[ToolCall | InvalidToolCall]) -> Sequence[Outcome]:
+            return await answer_calls(asked, known, isolated, problem, limits)
+
+        await play_turns(chat, actor, form, known, answer, tally=tally, max_turns=max_turns, budget=Budget())
+        score = await isolated.score_in_child(problem, chat.text)
     parts = {**tally.list_parts(), **score.parts}
     return {role: RoleTrajectory(score.reward, chat.sequences(), parts, tally.errors)}

@@ -73,6 +73,12 @@ def find_loaded_source(top: str) -> PlugInSource | None:
     return _loaded.get(top)
 
 
+def find_loaded_hashes(names: Iterable[str]) -> dict[str, str]:
+    """Return the hash of the loaded source of every plug-in, by top-level module. Raises OSError."""
+    found = {top: find_loaded_source(top) for top in map(top_module_of, names)}
+    return {top: source.hash for top, source in found.items() if source is not None}
+
+
 def _list_files(located: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return name and path of every file of a source, in name order, without hidden files of editors."""
     found: list[tuple[str, Path]] = []

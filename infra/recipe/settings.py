@@ -191,11 +191,12 @@ class Rollout(Settings):
     episodes, and only those that wait for other things run more. Set a lower number if each episode needs memory."""
     episode_limit_s: float = Field(120.0, gt=0)
     """Seconds that an episode may take; a longer one fails. The time in which it only waits for room in the engine
-    (`concurrency`) or for a free thread (`score_threads`) does not count."""
+    (`concurrency`) or for its turn to score (`score_threads`) does not count."""
     score_threads: int = Field(8, ge=1, le=256)
-    """Threads of a worker that score answers. Set 1 for a scorer that is not thread-safe."""
+    """Scores that a worker runs at once, in threads of its child processes. Set 1 for a scorer that is not
+    thread-safe."""
     score_limit_s: float = Field(10.0, gt=0)
-    """Seconds that the scoring of one answer may take; after that the episode fails. Waiting for a free thread does not
+    """Seconds that the scoring of one answer may take; after that the episode fails. Waiting for its turn does not
     count."""
     record_routing: bool = False
     """Record which experts of a mixture of experts computed each token, so that the trainer can replay them

@@ -22,6 +22,7 @@ from headrace.ops.offline.trial import (
 )
 from headrace.ops.offline.watched_play import play_watched
 from headrace.ops.recipe_check import examine_for_trial
+from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.play.engine_room import EngineRoom
 from headrace.producers.rollout.play.episodes import RolloutContext
 from headrace.producers.rollout.play.reachability import Reachability
@@ -75,11 +76,12 @@ def try_with_api(request: TrialRequest, api: Api, say: Callable[[str], None] = l
     with report_own_code():
         refuse(examine_for_trial(recipe))
         workflows = choose_workflows(request)
-        solutions = tuple(one for workflow in workflows for one in play_solutions(recipe, workflow))
+        specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in workflows}
+        solutions = tuple(one for workflow, spec in specs.items() for one in play_solutions(recipe, workflow, spec))
         asked = [
             (replace(task, n_asked=1), spec)
             for workflow in workflows
-            for task, spec in draw_tasks(recipe, workflow, request.tasks)
+            for task, spec in draw_tasks(recipe, workflow, specs[workflow], request.tasks)
         ]
         policies = dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow))
         context = RolloutContext(

@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace.envs.terminal.commands import read_limits as read_command_limits
 from headrace.envs.terminal.contract import GivesCommands
 from headrace.envs.terminal.solutions import play_commands
-from headrace.envs.tools.solutions import SolutionPlayed, Solves, open_solved_calls, play_solution
+from headrace.envs.tools.solutions import SolutionPlayed, can_solve, open_solved_calls, play_solution
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
@@ -119,8 +119,9 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         workflows = choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = parse_answers(policies, request.answers)
-        solutions = tuple(one for workflow in workflows for one in play_solutions(recipe, workflow))
-        asked = [one for workflow in workflows for one in draw_tasks(recipe, workflow, request.tasks)]
+        specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in workflows}
+        solutions = tuple(one for workflow, spec in specs.items() for one in play_solutions(recipe, workflow, spec))
+        asked = [one for workflow, spec in specs.items() for one in draw_tasks(recipe, workflow, spec, request.tasks)]
         starts = {policy: _make_start(recipe, policy) for policy in policies}
         played = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
@@ -158,17 +159,17 @@ def choose_workflows(request: TrialRequest) -> tuple[str, ...]:
     return (request.workflow,)
 
 
-def draw_tasks(recipe: Recipe, workflow: str, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
+def draw_tasks(recipe: Recipe, workflow: str, spec: WorkflowSpec, count: int) -> Iterator[tuple[Task, WorkflowSpec]]:
     """Yield the first tasks that a run's feeder would issue, each with the settings of its workflow."""
-    source, spec = build_task_source(recipe, workflow), build_workflow_spec(recipe, workflow)
+    source = build_task_source(recipe, workflow)
     for number in range(count):
         bare = build_common_task(recipe, RUN_ID, 0, GroupId(workflow, number), source.draw(is_strict=True).problem)
         yield build_training_task(recipe, bare, 0), spec
 
 
-def play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
+def play_solutions(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterator[SolutionPlayed]:
     """Play the first worked solutions of a workflow whose environment has some: by calls, by commands, or at once."""
-    wanted, environment = recipe.workflows[workflow].workflow, build_workflow_spec(recipe, workflow).environment
+    wanted, environment = recipe.workflows[workflow].workflow, spec.environment
     size = environment.size("train")
     numbers = range(SOLUTIONS if size is None else min(size, SOLUTIONS))
     if wanted.use == TERMINAL and isinstance(environment, GivesCommands):
@@ -177,7 +178,7 @@ def play_solutions(recipe: Recipe, workflow: str) -> Iterator[SolutionPlayed]:
             problem = environment.problem("train", number)
             if environment.list_commands(problem):
                 yield asyncio.run(play_commands(environment, problem, limits))
-    elif isinstance(environment, Solves) and (wanted.use in WITH_CALLS or not hasattr(environment, "tools")):
+    elif can_solve(environment) and (wanted.use in WITH_CALLS or not hasattr(environment, "tools")):
         solved = open_solved_calls(environment, wanted.use, wanted.settings)
         for number in numbers:
             yield asyncio.run(play_solution(solved, environment.problem("train", number)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
 
 from headrace.envs.contract import Environment, GivesExamples, WorkedExample
+from headrace.envs.registry import load_environment
 from headrace.envs.tools.forms import AUTO, HERMES, SHORT
 from headrace.envs.tools.solutions import SolutionExamples, Solves, open_solved_calls
 from headrace.infra.errors import UsageError
@@ -77,7 +79,9 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
         played = recipe.workflows[workflow].workflow
         form = SHORT if recipe.policies[policy].alphabet else HERMES
         asked = played.settings.get("calls", AUTO)
-        solved = open_solved_calls(found, played.use, played.settings)
+        env = recipe.workflows[workflow].env
+        build = partial(load_environment, env.use, recipe.seed, env.settings)
+        solved = open_solved_calls(found, played.use, played.settings, build)
         return SolutionExamples(solved, form if asked == AUTO else asked)
     if not isinstance(found, GivesExamples):
         raise UsageError(

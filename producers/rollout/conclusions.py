@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
-from headrace.envs.contract import Environment, Episode
-from headrace.envs.registry import load_environment, load_workflow
+from headrace.envs.contract import Episode
+from headrace.envs.isolation import IsolatedEnvironment
+from headrace.envs.registry import build_to_score, load_workflow
 from headrace.infra.backoff import Backoff
 from headrace.infra.errors import UsageError
 from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
+from headrace.infra.recipe.plug_in_sources import find_loaded_hashes, rollout_plug_ins
 from headrace.infra.recipe.settings import Named, Recipe
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
@@ -23,6 +26,7 @@ from headrace.producers.rollout.failure_brake import FailureBrake
 from headrace.producers.rollout.group_records import build_outgoing, count_generated_tokens, encode_claim, encode_group
 from headrace.producers.rollout.intake.started_task import StartedTask
 from headrace.producers.rollout.pauses import DELIVERY, STORE, Pauses
+from headrace.producers.rollout.play.engine_room import wait_for_turn
 from headrace.producers.rollout.play.episodes import (
     RolloutContext,
     WorkflowSpec,
@@ -30,7 +34,6 @@ from headrace.producers.rollout.play.episodes import (
     play_group,
 )
 from headrace.producers.rollout.play.failures import FailureLog, build_failure
-from headrace.producers.rollout.play.scoring import LimitedScoring
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.version_holds import VersionHolds
@@ -43,7 +46,7 @@ Groups = dict[str, TrajectoryGroup]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
-def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None = None) -> WorkflowSpec:
+def build_workflow_spec(recipe: Recipe, workflow: str, built: IsolatedEnvironment | None = None) -> WorkflowSpec:
     """Return how a revision of the recipe plays tasks. Raises UsageError if it cannot be built on this machine.
 
     Args:
@@ -52,11 +55,8 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
         built: Its environment, if another revision has already built the same one.
     """
     wanted, rollout, evaluate = recipe.workflows[workflow], recipe.rollout, recipe.evaluate
-    env, seed, limit_s, threads = _list_environment_settings(recipe, workflow)
     try:
-        environment = built or LimitedScoring(load_environment(env.use, seed, env.settings), limit_s, threads)
-        if recipe.feed.raise_tier:  # a score has a time limit, and must not read the data of a harder tier
-            getattr(environment, "prepare_tiers", lambda: None)()
+        environment = built or _isolate_environment(recipe, workflow)
         play = load_workflow(wanted.workflow.use, wanted.workflow.settings)
     except ValueError as error:
         raise UsageError(f"workflow {workflow!r} of the recipe cannot run on this machine: {error}") from error
@@ -73,11 +73,21 @@ def build_workflow_spec(recipe: Recipe, workflow: str, built: Environment | None
     )
 
 
-def _list_environment_settings(recipe: Recipe, workflow: str) -> tuple[Named, int, float, int]:
+def _list_environment_settings(recipe: Recipe, workflow: str) -> tuple[Named, int, bool, float, int]:
     """Return all settings of a workflow's environment: revisions with equal settings share the environment."""
     rollout = recipe.rollout
     limit_s = min(rollout.score_limit_s, rollout.episode_limit_s)
-    return recipe.workflows[workflow].env, recipe.seed, limit_s, rollout.score_threads
+    return recipe.workflows[workflow].env, recipe.seed, recipe.feed.raise_tier, limit_s, rollout.score_threads
+
+
+def _isolate_environment(recipe: Recipe, workflow: str) -> IsolatedEnvironment:
+    """Build a workflow's environment here, and begin to build it in child processes, which do the work."""
+    env, seed, raise_tier, limit_s, scores = _list_environment_settings(recipe, workflow)
+    build = partial(build_to_score, env.use, seed, env.settings, all_tiers=raise_tier)
+    sources = find_loaded_hashes(rollout_plug_ins(recipe, workflow))
+    isolated = IsolatedEnvironment(build(), partial(build, sources=sources), limit_s, scores, wait_for_turn)
+    isolated.pool.start()
+    return isolated
 
 
 @dataclass(slots=True)
@@ -204,7 +214,7 @@ class Concluder:
     async def _spec_of(self, task: Task) -> WorkflowSpec:
         """Return how a task is played; the event loop goes on while an environment loads.
 
-        Revisions share an environment, because an environment with a port or a GPU can be built only once.
+        Revisions share an environment and its child processes, because one with a port or a GPU can be built only once.
         """
         if task.revision not in self.specs:
             async with self.building:
@@ -213,7 +223,7 @@ class Concluder:
                     recipe = recipes[task.revision]
                     settings = _list_environment_settings(recipe, workflow)
                     same = (r for r in self.specs if _list_environment_settings(recipes[r], workflow) == settings)
-                    built = next((self.specs[revision].environment for revision in same), None)
+                    built: Any = next((self.specs[revision].environment for revision in same), None)
                     spec = await asyncio.to_thread(build_workflow_spec, recipe, workflow, built)
                     self.specs[task.revision] = spec
         return self.specs[task.revision]

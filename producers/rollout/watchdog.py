@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 WATCHDOG_TURN_S = 1.0
 BLOCKED_LIMIT_S = 60.0
-"""Most seconds for which the event loop may be blocked, for instance by a score in a C extension."""
+"""Most seconds for which the event loop may be blocked, for instance by a workflow that computes."""
 TOLD_S = 20.0
 """Seconds after which it is told where the event loop is blocked."""
 BLOCKED = "blocked for "

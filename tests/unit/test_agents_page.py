@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
 from headrace.envs.contract import GivesExamples, Problem, Score
+from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.ledger import Ledger
 from headrace.envs.registry import load_environment
 from headrace.envs.tools.outcomes import KINDS, Limits
 from headrace.envs.tools.solutions import SolutionExamples, SolutionPlayed, SolvedCalls, play_solution
+from headrace.infra.recipe import plug_in_sources
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.producers.feed.worked_examples import find_first_environment
 from headrace.trainers.learner.warm_start import PromptAndCompletion
@@ -32,6 +34,12 @@ def play(environment: Any, index: int = 0) -> SolutionPlayed:
     return asyncio.run(play_solution(SolvedCalls(environment, Limits()), environment.problem("held_out", index)))
 
 
+def forget() -> None:
+    """Be as a new process, which has not loaded the module."""
+    del sys.modules["tools_agent"]
+    plug_in_sources._loaded.clear()
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in (EXAMPLE, EXAMPLE.with_suffix(".toml")):
@@ -39,6 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "tools_agent", raising=False)
+    monkeypatch.setattr(plug_in_sources, "_loaded", {})
     return tmp_path
 
 
@@ -64,7 +73,7 @@ def test_try_plays_the_example_and_says_what_is_wrong_with_a_solution(folder: Pa
     (folder / "tools_agent.py").write_text(
         EXAMPLE.read_text().replace('problem.extra.get(item, "unknown item")', "problem.extra[item]")
     )
-    del sys.modules["tools_agent"]
+    forget()
     done = CliRunner().invoke(app, [*words[:-4], "--answer", "@price z", "--answer", "12"], env={"COLUMNS": "120"})
     assert "a tool failed in 1 of 2 episodes, where the policy read its error" in done.stdout
     assert "KeyError: 'z' at tools_agent.py:26 in price (solver, turn 1)" in done.stdout
@@ -72,7 +81,7 @@ def test_try_plays_the_example_and_says_what_is_wrong_with_a_solution(folder: Pa
 
     broken = EXAMPLE.read_text().replace('f"@price', 'f"@prize')
     (folder / "tools_agent.py").write_text(broken)
-    del sys.modules["tools_agent"]
+    forget()
     done = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     assert done.exit_code == 1
     assert "worked solutions  0 of 16 give a reward of 1" in done.stdout
@@ -83,8 +92,10 @@ def test_what_is_wrong_with_a_solution_is_said_with_turn_and_place() -> None:
     class Shop:
         name = "shop"
 
-        def __init__(self, *answers: str) -> None:
-            self.answers, self.tools = answers, (self.raising, self.good)
+        answers: tuple[str, ...] = ()
+
+        def __init__(self) -> None:
+            self.tools = (self.raising, self.good)
 
         def raising(self) -> str:
             """Raise."""
@@ -103,21 +114,25 @@ def test_what_is_wrong_with_a_solution_is_said_with_turn_and_place() -> None:
         def solve(self, _: Problem) -> Any:
             return list(self.answers)
 
+    shop = Shop()
+    isolated = IsolatedEnvironment(shop)  # type: ignore[arg-type]  # it has what a solution needs
     for answers, fault in (
         (("@good", "1"), ""),
         (("@good", "2"), "its last answer, '2', gets a reward of 0, not 1"),
-        (("@good", "@raising", "1"), r"turn 2: KeyError: 'x' at .*test_agents_page.py:\d+ in raising"),
+        (("@good", "@raising", "1"), r"turn 2: KeyError: 'x' at .* in raising"),
         (("@good 3", "1"), "turn 1: good takes no arguments"),
         (("@good",), "turn 1: the last answer has a call, so nobody reads its result"),
         (("1", "1"), "turn 1: an answer without a call ends the episode, but it is not the last one"),
         ((), r"SolutionError: `solve` must return a list of answers, got \[\]"),
     ):
-        assert re.fullmatch(fault, play(Shop(*answers)).fault), answers
+        shop.answers = answers
+        assert re.fullmatch(fault, play(isolated).fault), answers
 
 
 def test_the_solutions_of_the_ledger_get_a_reward_of_1() -> None:
     ledger = Ledger(1)
-    played = [play(ledger, index) for index in range(300)]
+    isolated = IsolatedEnvironment(ledger)
+    played = [play(isolated, index) for index in range(300)]
     assert {one.fault for one in played} == {""}
     assert {(len(one.turns), one.reward) for one in played} == {(3, 1.0)}
     assert ledger.problem("held_out", 3) == Ledger(2).problem("held_out", 3)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from patience import PATIENCE_S
 
+from headrace.envs import registry
 from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import KafkaRefused, Message
@@ -301,7 +302,7 @@ def test_revisions_that_have_the_same_environment_share_it(monkeypatch: pytest.M
         built.append(seed)
         return load_environment(name, seed, settings)
 
-    monkeypatch.setattr(conclusions, "load_environment", load)
+    monkeypatch.setattr(registry, "load_environment", load)
     works, _ = concluder(dead=False)
     works.follower.recipes = {
         0: recipe(),

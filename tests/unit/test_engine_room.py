@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,15 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_recipes import sums_recipe
 from patience import PATIENCE_S
-from test_episodes import TASK, FakeEngine, context, spec
+from test_episodes import TASK, Echo, FakeEngine, context, spec
 
-from headrace.envs.contract import Actor, Environment, Episode, Problem
+from headrace.envs.contract import Actor, Environment, Episode, Problem, Score
+from headrace.envs.isolation import IsolatedEnvironment
+from headrace.envs.judging import score_answer
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST
 from headrace.producers.engines.contract import EngineError, Generation
 from headrace.producers.rollout import worker
 from headrace.producers.rollout.intake.slots import Slots
-from headrace.producers.rollout.play.engine_room import EngineRoom, EpisodeClock
+from headrace.producers.rollout.play.engine_room import EngineRoom, EpisodeClock, wait_for_turn
 from headrace.producers.rollout.play.episodes import (
     RolloutContext,
     WorkflowSpec,
@@ -30,7 +32,6 @@ from headrace.producers.rollout.play.episodes import (
     play_episode,
     play_group,
 )
-from headrace.producers.rollout.play.score_threads import ScoreThreads
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 
@@ -265,23 +266,32 @@ def test_no_episode_is_ended_while_it_waits_for_room_and_then_it_has_all_its_tim
     asyncio.run(run())
 
 
-def test_scores_that_wait_for_a_thread_hold_up_further_tasks_and_stop_the_clocks_of_their_episodes() -> None:
+def test_scores_that_wait_for_their_turn_hold_up_further_tasks_and_stop_the_clocks_of_their_episodes(
+    tmp_path: Path,
+) -> None:
+    class Gated(Echo):
+        def score(self, problem: Problem, text: str) -> Score:
+            while not (tmp_path / "open").exists():
+                time.sleep(0.01)
+            return Score(1.0)
+
+    async def score(problem: Problem, env: Environment, _actors: object) -> Episode:
+        assert (await score_answer(env, problem, "")).reward == 1
+        return {}
+
     async def run() -> None:
-        now_s, may_score = 0.0, threading.Event()
-        room, threads = EngineRoom(3), ScoreThreads("slow", 1, PATIENCE_S)
+        now_s, room = 0.0, EngineRoom(3)
+        isolated = IsolatedEnvironment(Gated(), scores=1, limit_s=PATIENCE_S, waiting=wait_for_turn)
         clocks = [EpisodeClock(10.0, room, lambda: now_s) for _ in range(3)]
-
-        async def score(*_: object) -> Episode:
-            assert await threads.run(partial(may_score.wait, PATIENCE_S))
-            return {}
-
-        episodes = [play_episode(0, Problem("t", "12"), spec(score), {}, clock) for clock in clocks]
-        scoring = [asyncio.create_task(episode) for episode in episodes]
-        await turn()
+        a_spec = replace(spec(score), environment=isolated)
+        scoring = [asyncio.create_task(play_episode(0, Problem("t", "12"), a_spec, {}, clock)) for clock in clocks]
+        async with asyncio.timeout(PATIENCE_S):
+            while room.held_up != 2 or not isolated.pool.has_ready:  # noqa: ASYNC110 - another thread
+                await asyncio.sleep(0.01)
         now_s = 8.0
         assert [clock.count_left_s() for clock in clocks] == [2.0, 10.0, 10.0]
         assert room.count_free(3) == 1
-        may_score.set()
+        (tmp_path / "open").touch()
         assert await asyncio.gather(*scoring) == [{}] * 3
         assert room.count_free(0) == 3
 

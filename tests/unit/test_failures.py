@@ -24,6 +24,8 @@ from headrace.envs.contract import Problem, RoleTrajectory, ToolError
 from headrace.envs.payload import problem_to_json
 from headrace.envs.registry import load_environment
 from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
+from headrace.infra.process.carried_errors import convert_to_exception
+from headrace.infra.process.child_handle import Overdue
 from headrace.infra.recipe.settings import Named
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import ErrorsFold
@@ -31,8 +33,7 @@ from headrace.ops.faults import Fault, collect_faults
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.feed.selectors.registry import load_selector
 from headrace.producers.rollout.play.actor import EngineActor
-from headrace.producers.rollout.play.failures import FailureLog, build_failure, build_tool_errors, convert_to_exception
-from headrace.producers.rollout.play.scoring import ScoreTimeLimit
+from headrace.producers.rollout.play.failures import FailureLog, build_failure, build_tool_errors
 from headrace.schemas import codec
 from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, error_key_of, group_errors
 from headrace.schemas.records import DeadLetter, EpisodeError, Failure, Outcome, Task, TrajectoryGroup
@@ -323,7 +324,7 @@ def test_an_error_that_says_that_a_server_cannot_be_reached_is_nobodys_fault() -
 def test_other_errors_are_failures() -> None:
     for error in (
         OutOfTime("the episode reached its time limit"),
-        ScoreTimeLimit("the environment did not score within 5 s"),
+        Overdue("the environment did not score within 5 s", ""),
         raised_from(TimeoutError(), asyncio.CancelledError()),
         FileNotFoundError(2, "No such file"),
         KeyError("x"),

@@ -15,10 +15,10 @@ from headrace.consumers.algorithms.chain import Chain
 from headrace.consumers.algorithms.contract import Candidate, Keep, Stateless
 from headrace.consumers.curate.curated_records import build_curated
 from headrace.envs.contract import Problem, RoleTrajectory, Score
+from headrace.envs.isolation import score_in_child
 from headrace.envs.transcript import Transcript
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Named, TrainerSettings
-from headrace.producers.rollout.play.scoring import LimitedScoring
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Sequence, Trajectory, TrajectoryGroup
 from headrace.trainers.learner.learner import Learner
@@ -94,15 +94,20 @@ def test_half_of_a_character_is_refused_by_the_name_of_its_field() -> None:
 
 
 def test_a_number_is_a_score_without_parts_and_what_is_no_score_is_refused() -> None:
-    def scoring(found: Any) -> LimitedScoring:
-        return LimitedScoring(type("Own", (), {"name": "own", "score": lambda *_: found})(), 5)
+    def score(found: Any) -> Score:
+        return score_in_child(type("Own", (), {"name": "own", "score": lambda *_: found})(), Problem("t", "p"), "")
 
-    problem = Problem("t", "p")
-    assert [scoring(number).score(problem, "") for number in NUMBERS.values()] == [Score(1.0)] * len(NUMBERS)
-    assert scoring(Score(0.5, {"a": 1})).score(problem, "") == Score(0.5, {"a": 1.0})
+    assert [score(number) for number in NUMBERS.values()] == [Score(1.0)] * len(NUMBERS)
+    assert score(Score(0.5, {"a": 1})) == Score(0.5, {"a": 1.0})
     said = r"`score` of environment own \(.*py:\d+\) is no Score.*, so it must be a number, got NoneType None"
     with pytest.raises(TypeError, match=said):
-        scoring(None).score(problem, "")
+        score(None)
+    for number, says in (
+        (Score(float("nan")), "the reward in a score of environment own must be finite; got nan"),
+        (Score(1.0, {"length": float("inf")}), "part 'length' in a score of environment own must be finite; got inf"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            score(number)
 
 
 class Shaped(Stateless):

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
 
 from headrace.consumers.algorithms.validate import find_sequence_fault
-from headrace.envs.contract import Problem, RoleTrajectory, Score
+from headrace.envs.contract import Environment, Problem, RoleTrajectory, Score
+from headrace.envs.isolation import IsolatedEnvironment, isolate
 from headrace.envs.registry import check_alphabet, check_plays, load_workflow
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import fit_to_policy, parse_short_calls
@@ -22,7 +23,6 @@ from headrace.envs.workflows.tools import tools as play_tools
 from headrace.infra.weights.policy_files import Tokenizer
 
 PROBLEM = Problem("t", "3*4?", answer="12", extra={"secret": 7})
-HELD = threading.Event()
 
 
 @dataclass
@@ -78,7 +78,7 @@ async def leave_soon() -> str:
 
 def hang() -> str:
     """Never return."""
-    HELD.wait()
+    threading.Event().wait()
     return ""
 
 
@@ -111,11 +111,35 @@ class World:
         return Score(text == problem.answer, {"length": len(text)})
 
 
+class Meeting:
+    """Its calls return only if two run at once."""
+
+    name = "meeting"
+    soon, both = asyncio.Barrier(2), threading.Barrier(2)
+
+    async def meet(self, name: str) -> str:
+        await self.soon.wait()
+        return name
+
+    def meet_too(self, name: str) -> str:
+        assert self.both.wait(10) in (0, 1)
+        return name
+
+    tools = (meet, meet_too)
+
+
 KNOWN = read_tools(World())
+WORLD: Any = IsolatedEnvironment(cast("Environment", World()))
 
 
-def answer(*calls: ToolCall | InvalidToolCall, limit_s: float = 10.0, chars: int = 4000) -> list[Outcome]:
-    return asyncio.run(answer_calls(calls, KNOWN, PROBLEM, Limits(limit_s, chars)))
+def answer(
+    *calls: ToolCall | InvalidToolCall, limit_s: float = 10.0, chars: int = 4000, env: Any = WORLD
+) -> list[Outcome]:
+    async def run() -> list[Outcome]:
+        with isolate(env) as episode:
+            return await answer_calls(calls, read_tools(env), episode, PROBLEM, Limits(limit_s, chars))
+
+    return asyncio.run(run())
 
 
 def call(name: str, **arguments: Any) -> Outcome:
@@ -124,20 +148,12 @@ def call(name: str, **arguments: Any) -> Outcome:
 
 
 def play(actor: Any, **settings: Any) -> RoleTrajectory:
-    world: Any = World()
-    return asyncio.run(load_workflow("tools", settings)(PROBLEM, world, {"solver": actor}))["solver"]
+    return asyncio.run(load_workflow("tools", settings)(PROBLEM, WORLD, {"solver": actor}))["solver"]
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Tokenizer:
     return save_tokenizer(tmp_path, template=None)
-
-
-@pytest.fixture(autouse=True)
-def release_hung_tools() -> Any:
-    HELD.clear()
-    yield
-    HELD.set()
 
 
 def test_a_schema_is_read_from_the_signature_and_the_docstring() -> None:
@@ -173,8 +189,7 @@ def test_a_tool_may_be_a_bound_method_or_one_that_the_class_lists() -> None:
         tools = (buy,)
 
     for shop in (Shop(), type("Other", (), {"name": "other", "tools": [Shop().buy]})()):
-        known = read_tools(shop)
-        [found] = asyncio.run(answer_calls([ToolCall("buy", {"count": 2})], known, PROBLEM, Limits()))
+        [found] = answer(ToolCall("buy", {"count": 2}), env=shop)
         assert (found.text, found.kind) == ("10", "")
 
 
@@ -245,20 +260,8 @@ def test_a_tool_whose_server_is_away_fails_the_episode_and_is_no_observation() -
 
 
 def test_calls_of_one_answer_run_at_the_same_time_and_are_answered_in_their_order() -> None:
-    met = asyncio.Barrier(2)
-
-    async def meet(name: str) -> str:
-        await met.wait()
-        return name
-
-    def meet_too(name: str) -> str:
-        assert both.wait(10) in (0, 1)
-        return name
-
-    both = threading.Barrier(2)
-    for function in (meet, meet_too):
-        calls = [ToolCall(function.__name__, {"name": name}) for name in "ab"]
-        outcomes = asyncio.run(answer_calls(calls, [read_tool(function)], PROBLEM, Limits()))
+    for function in ("meet", "meet_too"):
+        outcomes = answer(*(ToolCall(function, {"name": name}) for name in "ab"), env=Meeting())
         assert [one.text for one in outcomes] == ["a", "b"]
 
 

@@ -30,7 +30,7 @@ class EngineRoom:
         self.waiting = 0
         """Requests that wait for a place."""
         self.held_up = 0
-        """Waits of episodes for their turn at something else in this worker, such as a thread that scores."""
+        """Waits of episodes for their turn at something else in this worker, such as their turn to score."""
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
         """A heap: number of the episode, of the request, and a future that is done once the request has a place."""
         self._numbers = count()

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.envs.contract import Environment, Episode, Problem, RoleTrajectory, Workflow
+from headrace.envs.isolation import open_episode
 from headrace.envs.payload import problem_from_json
 from headrace.infra.own_frames import locate_function, locate_wait
+from headrace.infra.process.carried_errors import convert_to_exception
 from headrace.infra.unreachable import OutOfTime
 from headrace.producers.engines.contract import Engine, TextCodec
 from headrace.producers.rollout.play.actor import EngineActor
 from headrace.producers.rollout.play.engine_room import EPISODE_CLOCK, EngineRoom, EpisodeClock
-from headrace.producers.rollout.play.failures import build_failure, build_tool_errors, convert_to_exception
+from headrace.producers.rollout.play.failures import build_failure, build_tool_errors
 from headrace.producers.rollout.play.reachability import UNREACHABLE, Reachability
 from headrace.producers.rollout.play.running_episodes import EPISODE, RunningEpisodes
 from headrace.schemas.episode_errors import RAISED
@@ -138,7 +140,8 @@ async def play_episode(
     async def run_workflow() -> Episode:
         EPISODE_CLOCK.set(clock)
         try:
-            return await spec.workflow(problem, spec.environment, actors)
+            with open_episode(spec.environment) as env:
+                return await spec.workflow(problem, env, actors)
         except (Exception, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # sys.exit() would end the event loop

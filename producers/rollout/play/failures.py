@@ -57,26 +57,11 @@ def build_failure(
         sample,
         reason,
         detail,
-        make_encodable((waited_at or locate_error(error))[:FAILURE_DETAIL_LENGTH]),
+        make_encodable((waited_at or getattr(error, "at", "") or locate_error(error))[:FAILURE_DETAIL_LENGTH]),
         role,
         actor.calls if actor else 0,
         _render_traceback(error),
     )
-
-
-def convert_to_exception(what: str, error: BaseException) -> Exception:
-    """Return an error of user code as an Exception that fails only its episode.
-
-    An Exception is returned unchanged. Other errors would end the worker: those of `sys.exit()` and of test frameworks
-    are not Exceptions, and no future can carry a StopIteration. Each becomes the cause of a RuntimeError.
-    """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    text = read_error_text(error)
-    says = f": {text}" if text else ""
-    made = RuntimeError(f"{what} raised {type(error).__name__}{says}: catch it there, and give a low reward")
-    made.__cause__ = error
-    return made.with_traceback(error.__traceback__)
 
 
 def describe_in_one_line(error: BaseException) -> str:
