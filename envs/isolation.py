@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -44,6 +44,18 @@ def score_in_child(environment: Environment, problem: Problem, text: str) -> Sco
         found = Score(check_number(what, found))
     _refuse_not_finite(environment.name, found)
     return Score(found.reward, getattr(found, "parts", {}))
+
+
+def _score_turn(environment: Any, problem: Problem, text: str, results: list[str]) -> float | None:
+    """Score one answer, in the child."""
+    found = environment.score_turn(problem, text, results)
+    if found is None:
+        return None
+    what = f"the result of `score_turn` of environment {environment.name}{locate_function(environment.score_turn)}"
+    reward = check_number(what, found)
+    if not math.isfinite(reward):
+        raise ValueError(f"{what} must be finite; got {reward}")
+    return reward
 
 
 def _refuse_not_finite(scorer: str, score: Any) -> None:
@@ -153,6 +165,15 @@ class IsolatedEnvironment:
             return found
         finally:
             self._turns.release()
+
+    async def score_turn(self, problem: Problem, text: str, results: Sequence[str]) -> float | None:
+        """Return the part of the reward that one answer has earned; None if the environment rewards no turns.
+
+        Raises the errors of its method `score_turn`, Overdue and ChildDied.
+        """
+        if not callable(getattr(self._environment, "score_turn", None)):
+            return None
+        return await self.run(f"{self.name}.score_turn", _score_turn, problem, (text, list(results)), self._limit_s)
 
     def score(self, problem: Problem, text: str) -> Score:
         """See `Environment.score`; blocks. Raises Overdue after the time limit, and ChildDied."""

@@ -83,7 +83,12 @@ def read_tools(environment: object) -> tuple[Tool, ...]:
             f"environment {name} must list its tools, plain functions, in `tools`, as in `tools = (multiply,)`; got "
             f"{show_value(listed)}"
         )
-    tools = tuple(_read_listed(environment, f"tools[{at}] of environment {name}", one) for at, one in enumerate(listed))
+    tools: tuple[Tool, ...] = ()
+    for at, one in enumerate(listed):
+        if callable(of_server := getattr(one, "list_tools", None)):  # an McpServer
+            tools += tuple(of_server())
+        else:
+            tools += (_read_listed(environment, f"tools[{at}] of environment {name}", one),)
     names = [tool.name for tool in tools]
     if twice := {one for one in names if names.count(one) > 1}:
         raise ValueError(f"environment {name} has two tools of the name {min(twice)}: rename one")

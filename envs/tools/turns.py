@@ -15,6 +15,8 @@ from headrace.envs.tools.outcomes import KINDS, Outcome
 
 AnswerCalls = Callable[[Sequence[ToolCall | InvalidToolCall]], Awaitable[Sequence[Outcome]]]
 """Runs the calls of one answer, and returns their outcomes in order."""
+ScoreTurn = Callable[[str, Sequence[str]], Awaitable[float | None]]
+"""Returns the reward of one answer by its text and the results of its calls; None for no reward of its own."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ async def play_turns(  # noqa: PLR0913 - an agent, what it may call, and its lim
     tally: Tally,
     max_turns: int,
     budget: Budget,
+    score_turn: ScoreTurn,
 ) -> str:
     """Let an agent answer until an answer without a call; return why there is none, or an empty text.
 
@@ -80,12 +83,15 @@ async def play_turns(  # noqa: PLR0913 - an agent, what it may call, and its lim
         if not len(made.ids):
             return "the context is full"
         tally.counts["turns"] += 1
-        asked = _parse_calls(chat, made, form, known)
-        if not asked:
-            return ""
-        if turn < max_turns:
+        asked, outcomes = _parse_calls(chat, made, form, known), list[Outcome]()
+        if asked and turn < max_turns:
             outcomes = [fit_to_policy(one, actor) for one in await answer_calls(asked)]
             tally.note(outcomes)
+        if (reward := await score_turn(chat.text, [one.text for one in outcomes])) is not None:
+            chat.reward_answer(reward)
+        if not asked:
+            return ""
+        if outcomes:
             chat.add(*build_observations(form, outcomes))
     return f"there were {max_turns} answers, all with calls"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
@@ -197,6 +198,7 @@ class _Tree:
             tally=self.tally,
             max_turns=self.max_turns,
             budget=self.budget,
+            score_turn=partial(self._env.score_turn, agent.problem),
         )
         if agent.parent is not None and self._scores_agents:
             agent.score = await self._env.score_in_child(agent.problem, agent.chat.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory
@@ -88,7 +89,17 @@ async def tools(  # noqa: PLR0913 - the settings by name
         async def answer(asked: Sequence[ToolCall | InvalidToolCall]) -> Sequence[Outcome]:
             return await answer_calls(asked, known, isolated, problem, limits)
 
-        await play_turns(chat, actor, form, known, answer, tally=tally, max_turns=max_turns, budget=Budget())
+        await play_turns(
+            chat,
+            actor,
+            form,
+            known,
+            answer,
+            tally=tally,
+            max_turns=max_turns,
+            budget=Budget(),
+            score_turn=partial(isolated.score_turn, problem),
+        )
         score = await isolated.score_in_child(problem, chat.text)
     parts = {**tally.list_parts(), **score.parts}
     return {role: RoleTrajectory(score.reward, chat.sequences(), parts, tally.errors)}

@@ -378,3 +378,26 @@ def test_settings_and_alphabets_that_cannot_play_are_refused_before_a_run(plain:
     with pytest.raises(ValueError, match=r"the workflow tools reads no Problem\.tools"):
         asyncio.run(play_tools(schemas, world, {"solver": prepare_actor(plain)}))
     assert load_workflow("tools") is play_tools
+
+
+class Rewarding(World):
+    """Each answer earns a part of the reward."""
+
+    def score_turn(self, problem: Problem, text: str, results: list[str]) -> float | None:
+        if text == "nothing":
+            return None
+        return 0.25 if results == [problem.answer] else float("nan") if text == "nan" else 0.75
+
+
+def test_an_environment_may_say_what_part_of_the_reward_each_answer_has_earned(plain: Tokenizer) -> None:
+    world: Any = IsolatedEnvironment(cast("Environment", Rewarding()))
+
+    def rewards(*said: str) -> list[float | None]:
+        actor = prepare_actor(plain, *(f"{text}{END}" for text in said))
+        [sequence] = asyncio.run(load_workflow("tools", {})(PROBLEM, world, {"solver": actor}))["solver"].sequences
+        return [span.reward for span in sequence.spans if span.kind == "generated"]
+
+    assert rewards("@multiply 3, 4", "12") == [0.25, 0.75]
+    assert rewards("@multiply 3, 4", "nothing") == [0.25, None]
+    with pytest.raises(ValueError, match=r"score_turn.*must be finite"):
+        rewards("nan")
