@@ -32,13 +32,11 @@ _probing = threading.Lock()
 def make_box(kind: str = OWN, *, hosts: Collection[str] = (), **settings: Any) -> Box:
     """Return a box that is not started yet: of namespaces, or the class that `package.module:Name` names.
 
-    Raises BoxUnavailable where this machine has none, or for `hosts`, and UsageError for settings.
+    `hosts` is what code in it can connect to by TCP, such as `pypi.org` or `127.0.0.1:8080`; nothing if it is empty.
+    Raises BoxUnavailable where this machine has none, and UsageError for settings.
     """
     if hosts:
-        raise BoxUnavailable(
-            "boxes have no network, so a list of hosts cannot be allowed yet: leave it out, or name a kind of box that "
-            "has one as `package.module:Name`"
-        )
+        settings["hosts"] = hosts
     if kind == OWN:
         settings.setdefault("backend", "")
         settings["backend"] = settings["backend"] or check_boxes()

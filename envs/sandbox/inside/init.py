@@ -9,6 +9,7 @@ import marshal
 import os
 import select
 import signal
+import struct
 
 from headrace.envs.sandbox.frames import END, REQUEST, encode_frame
 from headrace.envs.sandbox.inside import kernel
@@ -22,8 +23,8 @@ if TYPE_CHECKING:  # it takes longer to import than a box takes to build
     from collections.abc import Callable
     from typing import Any
 
-CONTROL = 0
-"""Descriptor of the socket to the owner."""
+CONTROL, SIDE = 0, 1
+"""Descriptors of the sockets to the owner: for requests, and to hand over sockets."""
 
 
 def main() -> None:
@@ -49,8 +50,33 @@ def _build(plan: dict[str, Any], content: memoryview) -> bytes:
     hidden = build_tree(plan, content)
     kernel.call("sethostname", b"box", 3)
     kernel.bring_up_loopback()
+    if plan["hosts"]:
+        _listen_for_hosts(plan["hosts"])
     enter_user_namespace(plan, *hidden)
     return program
+
+
+def _listen_for_hosts(hosts: list[tuple[str, str, int]]) -> None:
+    """Listen at the addresses of listed hosts, and leave the sockets to the owner. Raises OSError."""
+    import _socket  # `socket` takes long to import
+
+    listeners = []
+    for number, address in enumerate(dict.fromkeys(address for _, address, _ in hosts)):
+        if not address.startswith("127."):
+            kernel.add_loopback_address(number, _socket.inet_aton(address))
+    for _, address, port in hosts:
+        listeners.append(_socket.socket(_socket.AF_INET, _socket.SOCK_STREAM))
+        listeners[-1].bind((address, port))
+        listeners[-1].listen(64)
+    handed = struct.pack(f"{len(listeners)}i", *[one.fileno() for one in listeners])
+    side = _socket.socket(fileno=SIDE)
+    side.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handed)])
+    side.detach()
+    nowhere = os.open("/dev/null", os.O_RDWR)
+    os.dup2(nowhere, SIDE, inheritable=False)
+    os.close(nowhere)
+    for one in listeners:
+        one.close()
 
 
 def _serve(program: bytes) -> None:

@@ -15,7 +15,7 @@ MNT_DETACH = 2
 CLONE_NEWUSER = 0x10000000
 ATTRIBUTE_READ_ONLY, ATTRIBUTE_NOSUID, ATTRIBUTE_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 1
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _UP = 0x8913, 0x8914, 0x8916, 1
 _AF_INET, _SOCK_DGRAM = 2, 2
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITIES_VERSION_3 = 0x20080522
@@ -65,6 +65,14 @@ def bring_up_loopback() -> None:
     call("ioctl", one, _SIOCGIFFLAGS, request)
     flags = struct.unpack_from("16sH", request.raw)[1] | _UP
     call("ioctl", one, _SIOCSIFFLAGS, ctypes.create_string_buffer(struct.pack("16sH22x", b"lo", flags), 40))
+    os.close(one)
+
+
+def add_loopback_address(number: int, address: bytes) -> None:
+    """Let an IPv4 address lead to this network namespace itself."""
+    one = call("socket", _AF_INET, _SOCK_DGRAM, 0)
+    request = struct.pack("16sHH4s16x", f"lo:{number}".encode(), _AF_INET, 0, address)
+    call("ioctl", one, _SIOCSIFADDR, ctypes.create_string_buffer(request, 40))
     os.close(one)
 
 
