@@ -12,8 +12,8 @@ import re
 import socket
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from headrace.infra.errors import UsageError
 
@@ -25,50 +25,36 @@ MOST_CONNECTIONS = 64
 """Open at a time for a box; more are closed at once."""
 CONNECT_S = 10.0
 CHUNK = 1 << 16
-_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9_-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9_-]*[a-z0-9])?)*", re.ASCII)
+_LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
+_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A port of a listed host."""
+class Target(NamedTuple):
+    """A port of a listed host, and the host's address inside the box: its own, or one of 127.120.0.0/16 for a name."""
 
     host: str
-    port: int
     address: str
-    """IPv4 address of the host inside the box: its own, or one of 127.120.0.0/16 for a name."""
+    port: int
 
 
 def read_hosts(hosts: Collection[str]) -> list[Target]:
     """Return the ports that `host` (80 and 443) and `host:port` name. Raises UsageError."""
-    if isinstance(hosts, str):
-        raise UsageError(f"hosts of a box must be a list, such as [{hosts!r}]; got {hosts!r}")
-    found, addresses = dict[tuple[str, int], Target](), dict[str, str]()
-    for listed in hosts:
+    found, addresses = dict[Target, None](), {"localhost": "127.0.0.1"}
+    for listed in [hosts] if isinstance(hosts, str) else hosts:
         name, colon, port = listed.lower().partition(":")
         ports = [int(port)] if re.fullmatch("[0-9]{1,5}", port) else [] if colon else WEB_PORTS
         if not ports or not all(0 < one < 1 << 16 for one in ports) or not _NAME.fullmatch(name):
             raise UsageError(
-                f"hosts of a box are names or IPv4 addresses, as `pypi.org` (ports 80 and 443) or `127.0.0.1:8080`, "
+                "hosts of a box are names or IPv4 addresses, as `pypi.org` (ports 80 and 443) or `127.0.0.1:8080`, "
                 f"without wildcards; got {listed!r}"
             )
-        address = _read_address(name) or addresses.setdefault(name, f"127.120.0.{len(addresses) + 1}")
-        found |= {(name, one): Target(name, one, address) for one in ports}
+        with suppress(ValueError):
+            addresses[name] = str(ipaddress.IPv4Address(name))
+        address = addresses.setdefault(name, f"127.120.0.{len(addresses)}")
+        found |= dict.fromkeys(Target(name, address, one) for one in ports)
     if len(found) > MOST_PORTS:
-        raise UsageError(f"a box can have a list of at most {MOST_PORTS} ports of hosts; got {len(found)}")
-    return list(found.values())
-
-
-def _read_address(name: str) -> str:
-    """Return the address that a name is, or nothing. Raises UsageError for one that belongs to no single host."""
-    if name == "localhost":
-        return "127.0.0.1"
-    try:
-        found = ipaddress.IPv4Address(name)
-    except ValueError:
-        return ""
-    if found.is_unspecified or found.is_multicast or found == ipaddress.IPv4Address(2**32 - 1):
-        raise UsageError(f"hosts of a box: {name} is the address of no single host")
-    return name
+        raise UsageError(f"hosts of a box have at most {MOST_PORTS} ports together; got {len(found)}")
+    return list(found)
 
 
 class Relay:
@@ -87,7 +73,7 @@ class Relay:
     async def start(self) -> None:
         """Take over the sockets, which the box has sent, and serve them. Raises OSError."""
         self._ours.setblocking(False)
-        _, descriptors, _, _ = socket.recv_fds(self._ours, 1, len(self._targets))
+        descriptors = socket.recv_fds(self._ours, 1, len(self._targets))[1]
         listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         for target, listener in zip(self._targets, listeners, strict=True):
             self._servers.append(await asyncio.start_server(partial(self._carry, target), sock=listener))
@@ -98,8 +84,8 @@ class Relay:
         self.theirs.close()
         for server in self._servers:
             server.close()
-        carrying = [task for task in self._carrying if task is not None and task.cancel()]
-        await asyncio.gather(*carrying, return_exceptions=True)
+        ended = [task for task in self._carrying if task and task.cancel()]
+        await asyncio.gather(*ended, return_exceptions=True)
 
     async def _carry(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Connect to the host, and pass on what both sides send until both have ended."""
@@ -116,7 +102,7 @@ class Relay:
                 for one in writers:
                     one.close()
                     await one.wait_closed()
-        except* (OSError, TimeoutError):
+        except* OSError:
             pass  # the program in the box sees a closed connection
         finally:
             self._carrying.discard(task)

@@ -84,7 +84,7 @@ class NamespaceBox:
         packed = {path: await self._pack(source) for path, source in self._read_only.items()}
         try:
             relay = self._relay = Relay(self._targets) if self._targets else None
-            first = self._first = FirstProcess(self._backend, self._limits, relay and relay.theirs)
+            first = self._first = FirstProcess(self._backend, self._limits, relay.theirs if relay else None)
             async with asyncio.timeout(START_S):
                 answer = await first.ask(self._make_plan(packed, first), b"".join(packed.values()))
             if relay and not answer:
@@ -194,7 +194,7 @@ class NamespaceBox:
             "init_uid": users[0] if users else None,
             "uid": users[1] if users else None,
             "is_memory_counted": first.is_memory_counted,
-            "hosts": [(target.host, target.address, target.port) for target in self._targets],
+            "hosts": [tuple(target) for target in self._targets],
         }
 
     async def _pack(self, source: Path) -> bytes:
