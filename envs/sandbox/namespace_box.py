@@ -18,7 +18,7 @@ from headrace.envs.sandbox.frames import ENDED, STDERR, STDOUT
 from headrace.envs.sandbox.hosts import Relay, read_hosts
 from headrace.envs.sandbox.inside.tree import HOME, SYSTEM
 from headrace.envs.sandbox.limits import MIB, Limits
-from headrace.envs.sandbox.namespaces import choose_users, find_programs, find_python
+from headrace.envs.sandbox.namespaces import SANDLOCK, choose_users, find_programs, find_python
 from headrace.infra.errors import UsageError
 
 START_S, GRACE_S = 20.0, 10.0
@@ -37,7 +37,7 @@ class NamespaceBox:
 
     Args:
         limits: What the box may use.
-        backend: Program that makes the namespaces, `bubblewrap` or `unshare`.
+        backend: Program that makes the namespaces, `bubblewrap` or `unshare`; or `sandlock`, which makes none.
         folders: Absolute paths of further writable folders, empty at first.
         read_only: Absolute path in the box to a file or folder outside that is copied there before anything runs;
             nothing in the box can change it.
@@ -61,6 +61,8 @@ class NamespaceBox:
             check_new_folder(path)
         self._env = {**_make_environment(), **(env or {})}
         self._targets = read_hosts(hosts)
+        if self._targets and backend == SANDLOCK:
+            raise UsageError("a box of sandlock reaches no hosts: take a box of namespaces")
         self._first: FirstProcess | None = None
         self._relay: Relay | None = None
         self._turn = asyncio.Lock()
@@ -195,6 +197,8 @@ class NamespaceBox:
             "uid": users[1] if users else None,
             "is_memory_counted": first.is_memory_counted,
             "hosts": [tuple(target) for target in self._targets],
+            "memory_bytes": self._limits.memory_mb * MIB,
+            "processes": self._limits.processes,
         }
 
     async def _pack(self, source: Path) -> bytes:
@@ -210,7 +214,10 @@ class NamespaceBox:
             "most_stderr": most[1],
             "files": self._limits.most_files,
             "limits": {} if "own" in request else _list_process_limits(self._limits),
+            "is_alone": self._backend == SANDLOCK,
         }
+        if said["is_alone"]:  # sandlock counts the processes; the kernel would count all those of this user
+            said["limits"].pop("RLIMIT_NPROC", None)
         stdout, stderr = bytearray(), bytearray()
         async with self._turn:
             if self._first is None:

@@ -124,6 +124,22 @@ def test_a_machine_without_boxes_refuses_them_with_two_ways_to_get_one() -> None
     assert "install bubblewrap" in found.detail
 
 
+def test_boxes_of_sandlock_are_made_by_name_alone_and_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_there, user, why in ((False, 1, "make install EXTRAS=sandbox"), (True, 0, "run Headrace as another user")):
+        monkeypatch.setattr(kinds, "find_spec", lambda _, is_there=is_there: is_there)
+        monkeypatch.setattr("os.geteuid", lambda user=user: user)
+        kinds._probe.cache_clear()
+        with pytest.raises(BoxUnavailable, match=rf"no boxes of sandlock .*{why}"):
+            make_box("sandlock")
+    monkeypatch.setattr(
+        kinds, "_probe", lambda kind: ("sandlock", ()) if kind == "sandlock" else ("", ("no programs",))
+    )
+    with pytest.raises(BoxUnavailable, match="or name the kind `sandlock`"):
+        make_box()
+    assert isinstance(make_box("sandlock"), NamespaceBox)
+    assert describe_boxes().startswith("sandlock alone makes boxes, only where its name is given")
+
+
 def test_the_first_program_that_makes_a_box_is_taken_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
@@ -147,8 +163,10 @@ def test_a_box_of_another_kind_is_found_by_its_name() -> None:
     assert own.image == "debian"
     with pytest.raises(UsageError, match="unexpected keyword argument 'cpus'"):
         make_box(f"{__name__}:OwnBox", cpus=1)
-    with pytest.raises(UsageError, match="take one of namespaces"):
+    with pytest.raises(UsageError, match="take one of .*namespaces"):
         make_box("docker")
+    with pytest.raises(UsageError, match="a box of sandlock reaches no hosts"):
+        make_box("sandlock", backend="sandlock", hosts=["pypi.org"])
     with pytest.raises(UsageError, match="unexpected keyword argument 'hosts'"):
         make_box(f"{__name__}:OwnBox", hosts=["example.com"])
 

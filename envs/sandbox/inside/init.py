@@ -29,15 +29,20 @@ CONTROL, SIDE = 0, 1
 
 def main() -> None:
     """Build a box as the first request says, say so, and serve it."""
-    plan, content = _read_request()
+    plan, content = read_request()
     try:
         program = _build(plan, content)
     except (OSError, KeyError, ValueError) as error:
         send(CONTROL, encode_frame(END, f"{type(error).__name__}: {error}".encode()))
         return
+    serve(program)
+
+
+def serve(program: bytes = b"") -> None:
+    """Serve a box that is built; without a filter's program where sandlock holds it."""
     try:
         send(CONTROL, encode_frame(END, b""))
-        _serve(program)
+        _serve(program or build_filter(is_memory_counted=False))
     except OwnerGone:
         return
 
@@ -97,7 +102,7 @@ def _serve(program: bytes) -> None:
     command = Command(CONTROL, wakes, reap)
     while True:
         _wait_for_request(wakes, reap)
-        request, content = _read_request()
+        request, content = read_request()
         stdin = os.memfd_create("stdin")
         try:
             while content:
@@ -129,7 +134,8 @@ def _reap_ended() -> dict[int, int]:
         ended[process] = status
 
 
-def _read_request() -> tuple[dict[str, Any], memoryview]:
+def read_request() -> tuple[dict[str, Any], memoryview]:
+    """Return a request of the owner: its table, and the bytes after it. Raises OwnerGone."""
     text_length, data_length = REQUEST.unpack(_read(REQUEST.size))
     request: dict[str, Any] = marshal.loads(_read(text_length))  # noqa: S302 - from the owner
     return request, _read(data_length)
