@@ -10,7 +10,6 @@ import ctypes
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from headrace.envs.sandbox.file_stream import read_entries, unpack
 from headrace.envs.sandbox.inside.init import CONTROL, read_request
@@ -86,22 +87,9 @@ def _end_with_owner() -> None:
 
 def _kill_descendants() -> None:
     """Kill all that comes from this process, until nothing is left: orphans become its children."""
-    while found := _find_descendants():
+    own = psutil.Process()
+    while found := own.children(recursive=True):
         for process in found:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
-def _find_descendants() -> set[int]:
-    parents = dict[int, int]()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found, more = set[int](), {os.getpid()}
-    while more:
-        more = {process for process, parent in parents.items() if parent in more}
-        found |= more
-    return found
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=1)

@@ -163,7 +163,7 @@ def test_a_box_of_another_kind_is_found_by_its_name() -> None:
     assert own.image == "debian"
     with pytest.raises(UsageError, match="unexpected keyword argument 'cpus'"):
         make_box(f"{__name__}:OwnBox", cpus=1)
-    with pytest.raises(UsageError, match="take one of .*namespaces"):
+    with pytest.raises(UsageError, match=r"take one of .*namespaces"):
         make_box("docker")
     with pytest.raises(UsageError, match="a box of sandlock reaches no hosts"):
         make_box("sandlock", backend="sandlock", hosts=["pypi.org"])
