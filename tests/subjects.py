@@ -51,6 +51,7 @@ SUBJECTS = {
 PREPARED_BY = {
     "containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"]),
     "libraries": ([sys.executable, "tests/conformance/install_libraries.py"],),
+    "sandbox": ([sys.executable, "tests/sandbox/install_sandlock.py"],),
     "sglang": ([sys.executable, "tests/engines/install_servers.py", "sglang"],),
     "vllm": ([sys.executable, "tests/engines/install_servers.py", "vllm"],),
 }

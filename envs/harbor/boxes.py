@@ -30,7 +30,7 @@ async def open_task(task: HarborTask, *, with_solution: bool = False, kind: str 
     folders, env = task.image.folders, task.env
     if with_solution:
         folders, env = [*folders, SOLUTION], {**env, **task.settings.solution.env}
-    box = make_box(kind, limits=task.build_limits(time_s), folders=folders, env=env)
+    box = make_box(kind, hosts=task.list_hosts("agent"), limits=task.build_limits(time_s), folders=folders, env=env)
     await box.start()
     try:
         await _replay(task, box)
@@ -67,6 +67,7 @@ async def grade_task(task: HarborTask, box: Box, kind: str = OWN) -> Score:
         kind=kind,
         env={**task.env, **wanted.env},
         cwd=task.image.folder,
+        hosts=task.list_hosts("verifier"),
     )
     if graded.result is None:
         return Score(0.0, {"refused": 1.0})

@@ -11,6 +11,7 @@ from headrace.envs.harbor.boxes import SOLVE, grade_task, open_task
 from headrace.envs.harbor.dockerfile import TaskRefused
 from headrace.envs.harbor.task import HarborTask, find_tasks, read_task
 from headrace.envs.sandbox.kinds import OWN, check_boxes
+from headrace.envs.sandbox.namespaces import SANDLOCK
 from headrace.envs.terminal.contract import Terminal
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_paths import describe_places, find_path
@@ -57,8 +58,11 @@ class Harbor:
 
     def check_machine(self) -> None:
         """Raise BoxUnavailable if this machine cannot play the tasks."""
-        if self._box == OWN:
-            check_boxes()
+        if ":" not in self._box:
+            check_boxes(self._box)
+        for task in self._tasks.values() if self._box == SANDLOCK else ():
+            if task.list_hosts("agent") or task.list_hosts("verifier"):
+                raise UsageError(f"task {task.name} allows hosts, and a box of sandlock reaches none")
 
     def list_commands(self, problem: Problem) -> Sequence[str]:
         """Return the command that runs the task's solution."""

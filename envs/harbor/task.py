@@ -11,14 +11,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from headrace.envs.harbor.dockerfile import Image, TaskRefused, read_dockerfile
+from headrace.envs.sandbox.hosts import read_hosts
 from headrace.envs.sandbox.limits import Limits
+from headrace.infra.errors import UsageError
 
 NEEDED = ("task.toml", "instruction.md", "environment/Dockerfile", "tests/test.sh")
 ABSENT = {"environment/docker-compose.yaml": "several containers", "tests/Dockerfile": "an image of the tests' own"}
 """Files that a task must not have, and what they ask for."""
 MOST_DISK_MB = 1024
 """A box has its files in memory, so it gets no more than this of `storage_mb`."""
-NO_NETWORK = "no-network"
+NO_NETWORK, ALLOWLIST = "no-network", "allowlist"
 
 
 class Phase(BaseModel):
@@ -28,6 +30,7 @@ class Phase(BaseModel):
     """Harbor's default for tests; for agents Harbor has no limit."""
     env: dict[str, str] = {}
     network_mode: str = ""
+    allowed_hosts: list[str] = []
 
 
 class _Verifier(Phase):
@@ -70,6 +73,12 @@ class HarborTask:
     def env(self) -> dict[str, str]:
         """Return the environment variables of agent, tests and solution."""
         return {**self.image.env, **self.settings.environment.env}
+
+    def list_hosts(self, phase: Literal["agent", "verifier"]) -> list[str]:
+        """Return what a box of a phase can reach: what its table says, else what that of the environment says."""
+        own: Phase = getattr(self.settings, phase)
+        table = own if own.network_mode else self.settings.environment
+        return table.allowed_hosts if table.network_mode == ALLOWLIST else []
 
     def build_limits(self, time_s: float) -> Limits:
         """Return the limits of a box."""
@@ -116,12 +125,17 @@ def _read_settings(file: Path) -> Settings:
     wanted.network_mode = wanted.network_mode or ("public" if wanted.allow_internet else NO_NETWORK)
     for table in ("environment", "agent", "verifier", "solution"):
         phase: Phase = getattr(found, table)
-        if phase.network_mode not in ("", NO_NETWORK):
+        if phase.network_mode not in ("", NO_NETWORK, ALLOWLIST):
             is_default = " (the default)" if phase.network_mode == "public" else ""
             raise TaskRefused(
                 f'{file}: [{table}] network_mode is "{phase.network_mode}"{is_default}, and a box has no '
-                f'network: if the task needs none, write network_mode = "{NO_NETWORK}" there'
+                f'network: if the task needs none, write network_mode = "{NO_NETWORK}" there, or "{ALLOWLIST}" with a '
+                "list allowed_hosts"
             )
+        try:
+            read_hosts(phase.allowed_hosts)
+        except UsageError as error:
+            raise TaskRefused(f"{file}: [{table}] allowed_hosts: {error}") from error
         if taken := next((name for name, value in phase.env.items() if "${" in value), None):
             raise TaskRefused(f"{file}: {table}.env.{taken} asks for a variable of this machine: write its value")
     return found

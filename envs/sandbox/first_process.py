@@ -30,9 +30,10 @@ class FirstProcess:
     Args:
         backend: Program that makes the namespaces.
         limits: What all processes of the box may use together.
+        side: Socket that it has as its stdout, to hand over others by.
     """
 
-    def __init__(self, backend: str, limits: Limits) -> None:
+    def __init__(self, backend: str, limits: Limits, side: socket.socket | None = None) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._group = make_memory_group(limits)
         self._ours, theirs = socket.socketpair()
@@ -40,7 +41,8 @@ class FirstProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = _start([*_join_group(self._group), *build_command(backend)], theirs, self._errors)
+            command = [*_join_group(self._group), *build_command(backend)]
+            self._process = _start(command, theirs, side, self._errors)
         except BaseException:
             self._ours.close()
             self._clean_up()
@@ -113,9 +115,11 @@ def _join_group(group: MemoryGroup | None) -> list[str]:
     return [] if group is None else ["/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group.members)]
 
 
-def _start(command: list[str], control: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], control: socket.socket, side: socket.socket | None, errors: IO[bytes]
+) -> subprocess.Popen[bytes]:
     """Start a command in a process group of its own, without a variable of this process."""
-    nowhere = subprocess.DEVNULL
+    out = subprocess.DEVNULL if side is None else side.fileno()
     return subprocess.Popen(
-        command, stdin=control.fileno(), stdout=nowhere, stderr=errors, env={}, cwd="/", start_new_session=True
+        command, stdin=control.fileno(), stdout=out, stderr=errors, env={}, cwd="/", start_new_session=True
     )

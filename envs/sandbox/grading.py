@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -39,6 +39,7 @@ async def grade_in_fresh_box(  # noqa: PLR0913 - all but the first by name
     kind: str = OWN,
     env: Mapping[str, str] | None = None,
     cwd: str = "/",
+    hosts: Collection[str] = (),
 ) -> Graded:
     """Copy files out of a box into a new one, and run tests on them there.
 
@@ -54,6 +55,7 @@ async def grade_in_fresh_box(  # noqa: PLR0913 - all but the first by name
         kind: Kind of the new box, as in `make_box`.
         env: Environment variables of the command.
         cwd: Where the command begins.
+        hosts: What the new box can reach, as in `make_box`.
 
     Raises BoxFailed and BoxUnavailable, which say nothing about the results, and UsageError for a wrong path.
     """
@@ -71,7 +73,8 @@ async def grade_in_fresh_box(  # noqa: PLR0913 - all but the first by name
             except OSError as error:
                 raise BoxFailed(f"cannot keep {path} of a box in {name}: {error}") from error
         folders = {path if copy.is_dir() else str(PurePosixPath(path).parent) for path, copy in copies.items()}
-        fresh = make_box(kind, limits=limits, folders=[*sorted(folders - {"/"}), LOGS], read_only={TESTS: tests})
+        folders_there = [*sorted(folders - {"/"}), LOGS]
+        fresh = make_box(kind, hosts=hosts, limits=limits, folders=folders_there, read_only={TESTS: tests})
         try:
             await fresh.start()
             try:

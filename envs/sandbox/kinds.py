@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, cast
 
 from headrace.envs.sandbox.contract import Box, BoxFailed, BoxUnavailable
@@ -15,15 +18,15 @@ from headrace.envs.sandbox.inside.syscalls import ARCHITECTURES
 from headrace.envs.sandbox.limits import Limits
 from headrace.envs.sandbox.memory_group import find_parent
 from headrace.envs.sandbox.namespace_box import NamespaceBox
-from headrace.envs.sandbox.namespaces import PROGRAMS
+from headrace.envs.sandbox.namespaces import PROGRAMS, SANDLOCK
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.recipe.named import find_named
 
 OWN = "namespaces"
-"""Recipe name of the shipped kind of boxes."""
+"""Recipe name of the kind of boxes that is taken where none is named; the other shipped kind is `sandlock`."""
 REMEDY = (
     "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`), or allow user namespaces, as "
-    "docs/sandbox.md says for each system"
+    "docs/sandbox.md says for each system, or name the kind `sandlock` for boxes that hold less"
 )
 PROBE_LIMITS = Limits(wall_s=10, disk_mb=8)
 _probing = threading.Lock()
@@ -32,44 +35,47 @@ _probing = threading.Lock()
 def make_box(kind: str = OWN, *, hosts: Collection[str] = (), **settings: Any) -> Box:
     """Return a box that is not started yet: of namespaces, or the class that `package.module:Name` names.
 
-    Raises BoxUnavailable where this machine has none, or for `hosts`, and UsageError for settings.
+    `hosts` is what code in it can connect to by TCP, such as `pypi.org` or `127.0.0.1:8080`; nothing if it is empty.
+    Raises BoxUnavailable where this machine has none, and UsageError for settings.
     """
     if hosts:
-        raise BoxUnavailable(
-            "boxes have no network, so a list of hosts cannot be allowed yet: leave it out, or name a kind of box that "
-            "has one as `package.module:Name`"
-        )
-    if kind == OWN:
-        settings.setdefault("backend", "")
-        settings["backend"] = settings["backend"] or check_boxes()
-    build = cast("Callable[..., Box]", find_named("sandbox", kind, {OWN: NamespaceBox}))
+        settings["hosts"] = hosts
+    if kind in (OWN, SANDLOCK):
+        settings["backend"] = settings.get("backend") or check_boxes(kind)
+    build = cast("Callable[..., Box]", find_named("sandbox", kind, {OWN: NamespaceBox, SANDLOCK: NamespaceBox}))
     try:
         return build(**settings)
     except TypeError as error:
         raise UsageError(f"sandbox {kind}: {error}") from error
 
 
-def check_boxes() -> str:
-    """Return the back end of boxes on this machine, found by trying. Raises BoxUnavailable with what to do.
+def check_boxes(kind: str = OWN) -> str:
+    """Return the back end of a shipped kind of boxes, found by trying. Raises BoxUnavailable with what to do.
 
     The first call takes up to a second; later ones return the same answer.
     """
     with _probing:
-        found, failures = _probe()
+        found, failures = _probe(kind)
     if found:
         return found
-    raise BoxUnavailable(f"this machine has no boxes to run code in ({'; '.join(failures)}): {REMEDY}")
+    why = f"this machine has no boxes of {kind} to run code in ({'; '.join(failures)})"
+    raise BoxUnavailable(f"{why}: {REMEDY}" if kind == OWN else why)
 
 
 def describe_boxes() -> str:
     """Return one line about the boxes of this machine. Raises BoxUnavailable."""
-    backend = check_boxes()
+    try:
+        backend = check_boxes()
+    except BoxUnavailable:
+        with suppress(BoxUnavailable):
+            return f"{check_boxes(SANDLOCK)} alone makes boxes, only where its name is given: it holds less"
+        raise
     memory = "memory of a box as a whole" if find_parent() else "memory by process, since no cgroup is writable"
     return f"{backend} makes boxes without a network; limits hold for {memory}"
 
 
 @cache
-def _probe() -> tuple[str, tuple[str, ...]]:
+def _probe(kind: str) -> tuple[str, tuple[str, ...]]:
     """Return the first back end that makes a box, or else nothing and why each of them does not."""
     import platform
 
@@ -78,7 +84,7 @@ def _probe() -> tuple[str, tuple[str, ...]]:
     if platform.machine() not in ARCHITECTURES:
         return "", (f"they need one of {', '.join(ARCHITECTURES)}, and this is {platform.machine()}",)
     failures = []
-    for backend in PROGRAMS:
+    for backend in PROGRAMS if kind == OWN else (SANDLOCK,):
         try:
             try_backend(backend)
         except HeadraceError as error:
@@ -90,7 +96,12 @@ def _probe() -> tuple[str, tuple[str, ...]]:
 
 def try_backend(backend: str) -> None:
     """Run a command in a box of a back end. Raises BoxUnavailable or BoxFailed."""
-    if not shutil.which(PROGRAMS[backend]):
+    if backend == SANDLOCK:
+        if not find_spec("sandlock"):
+            raise BoxUnavailable("the package sandlock is missing: make install EXTRAS=sandbox")
+        if os.geteuid() == 0:
+            raise BoxUnavailable("code in a box of sandlock would be root, too: run Headrace as another user")
+    elif not shutil.which(PROGRAMS[backend]):
         raise BoxUnavailable(f"{PROGRAMS[backend]} is not on the PATH")
     failed: list[BaseException] = []
 

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self
@@ -15,9 +15,10 @@ from headrace.envs.sandbox.contract import BoxFailed, Result, TransferRefused
 from headrace.envs.sandbox.file_stream import BadStream, TooLarge, pack, read_entries, unpack
 from headrace.envs.sandbox.first_process import FirstProcess
 from headrace.envs.sandbox.frames import ENDED, STDERR, STDOUT
+from headrace.envs.sandbox.hosts import Relay, read_hosts
 from headrace.envs.sandbox.inside.tree import HOME, SYSTEM
 from headrace.envs.sandbox.limits import MIB, Limits
-from headrace.envs.sandbox.namespaces import choose_users, find_programs, find_python
+from headrace.envs.sandbox.namespaces import SANDLOCK, choose_users, find_programs, find_python
 from headrace.infra.errors import UsageError
 
 START_S, GRACE_S = 20.0, 10.0
@@ -36,11 +37,12 @@ class NamespaceBox:
 
     Args:
         limits: What the box may use.
-        backend: Program that makes the namespaces, `bubblewrap` or `unshare`.
+        backend: Program that makes the namespaces, `bubblewrap` or `unshare`; or `sandlock`, which makes none.
         folders: Absolute paths of further writable folders, empty at first.
         read_only: Absolute path in the box to a file or folder outside that is copied there before anything runs;
             nothing in the box can change it.
         env: Environment variables of all commands; they have no others but PATH, HOME, USER, LANG and TMPDIR.
+        hosts: What code in the box can connect to, as `read_hosts` takes it.
     """
 
     def __init__(
@@ -51,13 +53,18 @@ class NamespaceBox:
         folders: Sequence[str] = (),
         read_only: Mapping[str, Path] | None = None,
         env: Mapping[str, str] | None = None,
+        hosts: Collection[str] = (),
     ) -> None:
         self._limits, self._backend = limits or Limits(), backend
         self._folders, self._read_only = list(folders), dict(read_only or {})
         for path in (*self._folders, *self._read_only):
             check_new_folder(path)
         self._env = {**_make_environment(), **(env or {})}
+        self._targets = read_hosts(hosts)
+        if self._targets and backend == SANDLOCK:
+            raise UsageError("a box of sandlock reaches no hosts: take a box of namespaces")
         self._first: FirstProcess | None = None
+        self._relay: Relay | None = None
         self._turn = asyncio.Lock()
 
     @property
@@ -78,9 +85,12 @@ class NamespaceBox:
         """Make the box. Raises BoxFailed, and UsageError for `read_only` that is not there or too large."""
         packed = {path: await self._pack(source) for path, source in self._read_only.items()}
         try:
-            first = self._first = FirstProcess(self._backend, self._limits)
+            relay = self._relay = Relay(self._targets) if self._targets else None
+            first = self._first = FirstProcess(self._backend, self._limits, relay.theirs if relay else None)
             async with asyncio.timeout(START_S):
                 answer = await first.ask(self._make_plan(packed, first), b"".join(packed.values()))
+            if relay and not answer:
+                await relay.start()
         except BaseException as error:
             await self._give_up(f"cannot start with {self._backend}", error)
             raise
@@ -168,6 +178,9 @@ class NamespaceBox:
     async def stop(self) -> None:
         """End all processes of the box, and delete its files. Does nothing the second time."""
         first, self._first = self._first, None
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            await relay.stop()
         if first is not None:
             await first.stop()
 
@@ -183,6 +196,9 @@ class NamespaceBox:
             "init_uid": users[0] if users else None,
             "uid": users[1] if users else None,
             "is_memory_counted": first.is_memory_counted,
+            "hosts": [tuple(target) for target in self._targets],
+            "memory_bytes": self._limits.memory_mb * MIB,
+            "processes": self._limits.processes,
         }
 
     async def _pack(self, source: Path) -> bytes:
@@ -198,7 +214,10 @@ class NamespaceBox:
             "most_stderr": most[1],
             "files": self._limits.most_files,
             "limits": {} if "own" in request else _list_process_limits(self._limits),
+            "is_alone": self._backend == SANDLOCK,
         }
+        if said["is_alone"]:  # sandlock counts the processes; the kernel would count all those of this user
+            said["limits"].pop("RLIMIT_NPROC", None)
         stdout, stderr = bytearray(), bytearray()
         async with self._turn:
             if self._first is None:

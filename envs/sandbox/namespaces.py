@@ -10,16 +10,20 @@ from pathlib import Path
 
 import headrace
 
-BUBBLEWRAP, UNSHARE = "bubblewrap", "unshare"
+BUBBLEWRAP, UNSHARE, SANDLOCK = "bubblewrap", "unshare", "sandlock"
 PROGRAMS = {BUBBLEWRAP: "bwrap", UNSHARE: "unshare"}
 """Back end to its program, the preferred one first."""
 SEVERAL_USERS = 1 << 31
 """Users of a machine; a container may have fewer."""
 _ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from headrace.envs.sandbox.inside.init import main; main()"
 
+_ALONE = "import sys; sys.path[:0] = sys.argv[2:]; from headrace.envs.sandbox.confined import main; main()"
+
 
 def build_command(backend: str) -> list[str]:
     """Return the command that starts the first process of a box, in namespaces of its own."""
+    if backend == SANDLOCK:
+        return [sys.executable, "-c", _ALONE, find_python(), *sys.path]
     program = shutil.which(PROGRAMS[backend]) or PROGRAMS[backend]
     is_root = os.geteuid() == 0
     if backend == BUBBLEWRAP:

@@ -23,10 +23,11 @@ from in_box import SNIPPETS
 
 from headrace.envs.sandbox.contract import Result, TransferRefused
 from headrace.envs.sandbox.grading import grade_in_fresh_box
-from headrace.envs.sandbox.kinds import make_box
+from headrace.envs.sandbox.kinds import OWN, make_box
 from headrace.envs.sandbox.limits import Limits
 from headrace.envs.sandbox.memory_group import OWN_MIB, find_parent
 from headrace.envs.sandbox.namespace_box import NamespaceBox
+from headrace.envs.sandbox.namespaces import SANDLOCK
 
 LIMITS = Limits(cpu_s=20, wall_s=20, memory_mb=256, processes=32, file_mb=8, disk_mb=32, output_kb=64)
 SECRET = "the-secret-of-this-machine"
@@ -52,6 +53,10 @@ class World:
         for one in (self.tcp, self.udp, self.path_socket, self.abstract):
             one.setblocking(False)
         self.victim = subprocess.Popen(["sleep", "600"])
+
+    @property
+    def kind(self) -> str:
+        return SANDLOCK if self.backend == SANDLOCK else OWN
 
     def words(self) -> dict[str, Any]:
         """Return what an attacker could know."""
@@ -80,7 +85,7 @@ class World:
             yield box, await run_snippet(box, name, self.words())
 
 
-async def run_snippet(box: NamespaceBox, name: str, words: dict[str, Any], timeout_s: float = 10) -> Result:
+async def run_snippet(box: NamespaceBox, name: str, words: dict[str, Any], timeout_s: float = 20) -> Result:
     code = (
         f"import json, os, sys, socket, errno, ctypes, signal, time\nW = json.loads(sys.stdin.read())\n{SNIPPETS[name]}"
     )
@@ -280,7 +285,7 @@ async def forged_grade(world: World) -> list[str]:
     ):
         async with world.box(folders=["/app", "/logs"]) as box:
             await box.exec(how)
-            graded = await grade_in_fresh_box(box, results=["/app"], tests=tests, limits=LIMITS)
+            graded = await grade_in_fresh_box(box, results=["/app"], tests=tests, limits=LIMITS, kind=world.kind)
         if graded.logs.get("reward") != reward or graded.result is None or graded.result.stdout != "reward\n":
             found.append(f"ESCAPED by {how}: {graded}")
     return found
@@ -304,7 +309,7 @@ async def useful(world: World) -> list[str]:
     """A box that refuses everything would pass all of the above."""
     async with world.after("useful") as (_, result):
         found = escapes(result)
-    box = make_box(limits=LIMITS)
+    box = make_box(world.kind, limits=LIMITS)
     await box.start()
     await box.stop()
     await box.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_lines_of_a_dockerfile_are_replayed_in_both_boxes(tmp_path: Path) -> Non
     lines += "  /opt/bin/say && echo $WORD > made\n"
     test = "[ $(cat made) = $WORD ] && [ $PWD = /srv/app ] && [ -x /opt/bin/say ] && echo 1 > /logs/verifier/reward.txt"
     assert play(tmp_path, dockerfile=lines, test=test) == Score(1.0)
+
+
+def test_an_agent_reaches_the_allowed_hosts_of_its_task_and_the_tests_do_not(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        allowed = f'network_mode = "allowlist", allowed_hosts = ["127.0.0.1:{port}"]'
+        task = EASY["task.toml"].replace('network_mode = "no-network"', allowed)
+        task = task.replace("verifier = { ", 'verifier = { network_mode = "no-network", ')
+        reach = f"(echo > /dev/tcp/127.0.0.1/{port})"
+        test = f"{reach} || cp a /logs/verifier/reward.txt"
+        assert play(tmp_path, f"{reach} && echo 0.5 > a", task=task, test=test) == Score(0.5)
 
 
 def test_errands_are_solved_by_their_commands_alone_and_only_in_order() -> None:

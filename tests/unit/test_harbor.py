@@ -77,7 +77,10 @@ def test_settings_that_a_box_cannot_keep_are_refused(tmp_path: Path) -> None:
                 "",
                 r'\[environment\] network_mode is "public" .the default., .* write network_mode = "no-network"',
             ),
-            ('environment.network_mode = "allowlist"', r'\[environment\] network_mode is "allowlist"'),
+            (
+                'environment = { network_mode = "allowlist", allowed_hosts = ["*.org"] }',
+                r"\[environment\] allowed_hosts: .* without wildcards; got '\*.org'",
+            ),
             ('environment.allow_internet = false\nagent.network_mode = "public"', r"\[agent\] network_mode is"),
             ('schema_version = "2.0"', "the schema version 2.0 is not known"),
             ("environment.gpus = 1", "environment.gpus = 1 cannot be played here"),
@@ -93,6 +96,13 @@ def test_settings_that_a_box_cannot_keep_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(TaskRefused, match=f"task.toml: {why}"):
             read_task("t", write(tmp_path / str(number), task=text))
+    open_hosts = 'environment = { network_mode = "allowlist", allowed_hosts = ["pypi.org"] }\n'
+    listed = read_task("t", write(tmp_path / "open", task=open_hosts + 'agent.network_mode = "no-network"'))
+    assert (listed.list_hosts("agent"), listed.list_hosts("verifier"), task.list_hosts("agent")) == (
+        [],
+        ["pypi.org"],
+        [],
+    )
     (tmp_path / "right" / "instruction.md").unlink()
     with pytest.raises(TaskRefused, match=r"instruction.md does not exist, and a task needs it"):
         read_task("t", tmp_path / "right")

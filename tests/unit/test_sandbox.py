@@ -25,6 +25,7 @@ from headrace.envs.sandbox.file_stream import (
     unpack,
 )
 from headrace.envs.sandbox.grading import grade_in_fresh_box
+from headrace.envs.sandbox.hosts import read_hosts
 from headrace.envs.sandbox.kinds import check_boxes, describe_boxes, make_box
 from headrace.envs.sandbox.limits import Limits
 from headrace.envs.sandbox.namespace_box import NamespaceBox, check_new_folder, check_path
@@ -123,6 +124,22 @@ def test_a_machine_without_boxes_refuses_them_with_two_ways_to_get_one() -> None
     assert "install bubblewrap" in found.detail
 
 
+def test_boxes_of_sandlock_are_made_by_name_alone_and_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_there, user, why in ((False, 1, "make install EXTRAS=sandbox"), (True, 0, "run Headrace as another user")):
+        monkeypatch.setattr(kinds, "find_spec", lambda _, is_there=is_there: is_there)
+        monkeypatch.setattr("os.geteuid", lambda user=user: user)
+        kinds._probe.cache_clear()
+        with pytest.raises(BoxUnavailable, match=rf"no boxes of sandlock .*{why}"):
+            make_box("sandlock")
+    monkeypatch.setattr(
+        kinds, "_probe", lambda kind: ("sandlock", ()) if kind == "sandlock" else ("", ("no programs",))
+    )
+    with pytest.raises(BoxUnavailable, match="or name the kind `sandlock`"):
+        make_box()
+    assert isinstance(make_box("sandlock"), NamespaceBox)
+    assert describe_boxes().startswith("sandlock alone makes boxes, only where its name is given")
+
+
 def test_the_first_program_that_makes_a_box_is_taken_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
@@ -140,16 +157,35 @@ def test_the_first_program_that_makes_a_box_is_taken_and_not_tried_again(monkeyp
     kinds._probe.cache_clear()
 
 
-def test_a_box_of_another_kind_is_found_by_its_name_and_a_list_of_hosts_is_refused() -> None:
+def test_a_box_of_another_kind_is_found_by_its_name() -> None:
     own = make_box(f"{__name__}:OwnBox", image="debian")
     assert isinstance(own, OwnBox)
     assert own.image == "debian"
     with pytest.raises(UsageError, match="unexpected keyword argument 'cpus'"):
         make_box(f"{__name__}:OwnBox", cpus=1)
-    with pytest.raises(UsageError, match="take one of namespaces"):
+    with pytest.raises(UsageError, match=r"take one of .*namespaces"):
         make_box("docker")
-    with pytest.raises(BoxUnavailable, match="no network, so a list of hosts cannot be allowed yet"):
-        make_box(hosts=["example.com"])
+    with pytest.raises(UsageError, match="a box of sandlock reaches no hosts"):
+        make_box("sandlock", backend="sandlock", hosts=["pypi.org"])
+    with pytest.raises(UsageError, match="unexpected keyword argument 'hosts'"):
+        make_box(f"{__name__}:OwnBox", hosts=["example.com"])
+
+
+def test_hosts_are_names_or_addresses_with_a_port_or_without() -> None:
+    listed = ["PyPI.org", "pypi.org:443", "10.0.0.7:8080", "localhost:1", "127.0.0.1:1", "a.b:65535"]
+    assert read_hosts(listed) == [
+        ("pypi.org", "127.120.0.1", 80),
+        ("pypi.org", "127.120.0.1", 443),
+        ("10.0.0.7", "10.0.0.7", 8080),
+        ("localhost", "127.0.0.1", 1),
+        ("127.0.0.1", "127.0.0.1", 1),
+        ("a.b", "127.120.0.4", 65535),
+    ]
+    for wrong in ("", "*", "*.pypi.org", "https://pypi.org", "a:0", "a:65536", "a:", "a:b", "::1", "a b", "a\n::1 b"):
+        with pytest.raises(UsageError, match="are names or IPv4 addresses"):
+            read_hosts([wrong])
+    with pytest.raises(UsageError, match="at most 250 ports together; got 300"):
+        read_hosts([f"h{number}" for number in range(150)])
 
 
 def test_a_grade_of_the_graders_own_folders_is_refused(tmp_path: Path) -> None:

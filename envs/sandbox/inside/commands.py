@@ -136,8 +136,11 @@ def _become_command(request: dict[str, Any], stdin: int, outputs: tuple[int, int
         os.closerange(3, MOST_DESCRIPTORS)
         for name, value in request["limits"].items():
             resource.setrlimit(getattr(resource, name), (value, value))
-        become_user()
-        _be_killed_first()
+        if request["is_alone"]:
+            kernel.spare_others()
+        else:
+            become_user()
+            _be_killed_first()
         forbid_calls(program)
         os.chdir(request["cwd"])
         if own := request.get("own"):

@@ -9,6 +9,7 @@ import marshal
 import os
 import select
 import signal
+import struct
 
 from headrace.envs.sandbox.frames import END, REQUEST, encode_frame
 from headrace.envs.sandbox.inside import kernel
@@ -22,21 +23,26 @@ if TYPE_CHECKING:  # it takes longer to import than a box takes to build
     from collections.abc import Callable
     from typing import Any
 
-CONTROL = 0
-"""Descriptor of the socket to the owner."""
+CONTROL, SIDE = 0, 1
+"""Descriptors of the sockets to the owner: for requests, and to hand over sockets."""
 
 
 def main() -> None:
     """Build a box as the first request says, say so, and serve it."""
-    plan, content = _read_request()
+    plan, content = read_request()
     try:
         program = _build(plan, content)
     except (OSError, KeyError, ValueError) as error:
         send(CONTROL, encode_frame(END, f"{type(error).__name__}: {error}".encode()))
         return
+    serve(program)
+
+
+def serve(program: bytes = b"") -> None:
+    """Serve a box that is built; without a filter's program where sandlock holds it."""
     try:
         send(CONTROL, encode_frame(END, b""))
-        _serve(program)
+        _serve(program or build_filter(is_memory_counted=False))
     except OwnerGone:
         return
 
@@ -49,8 +55,33 @@ def _build(plan: dict[str, Any], content: memoryview) -> bytes:
     hidden = build_tree(plan, content)
     kernel.call("sethostname", b"box", 3)
     kernel.bring_up_loopback()
+    if plan["hosts"]:
+        _listen_for_hosts(plan["hosts"])
     enter_user_namespace(plan, *hidden)
     return program
+
+
+def _listen_for_hosts(hosts: list[tuple[str, str, int]]) -> None:
+    """Listen at the addresses of listed hosts, and leave the sockets to the owner. Raises OSError."""
+    import _socket  # `socket` takes long to import
+
+    listeners = []
+    for number, address in enumerate(dict.fromkeys(address for _, address, _ in hosts)):
+        if not address.startswith("127."):
+            kernel.add_loopback_address(number, _socket.inet_aton(address))
+    for _, address, port in hosts:
+        listeners.append(_socket.socket(_socket.AF_INET, _socket.SOCK_STREAM))
+        listeners[-1].bind((address, port))
+        listeners[-1].listen(64)
+    handed = struct.pack(f"{len(listeners)}i", *[one.fileno() for one in listeners])
+    side = _socket.socket(fileno=SIDE)
+    side.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handed)])
+    side.detach()
+    nowhere = os.open("/dev/null", os.O_RDWR)
+    os.dup2(nowhere, SIDE, inheritable=False)
+    os.close(nowhere)
+    for one in listeners:
+        one.close()
 
 
 def _serve(program: bytes) -> None:
@@ -71,7 +102,7 @@ def _serve(program: bytes) -> None:
     command = Command(CONTROL, wakes, reap)
     while True:
         _wait_for_request(wakes, reap)
-        request, content = _read_request()
+        request, content = read_request()
         stdin = os.memfd_create("stdin")
         try:
             while content:
@@ -103,7 +134,8 @@ def _reap_ended() -> dict[int, int]:
         ended[process] = status
 
 
-def _read_request() -> tuple[dict[str, Any], memoryview]:
+def read_request() -> tuple[dict[str, Any], memoryview]:
+    """Return a request of the owner: its table, and the bytes after it. Raises OwnerGone."""
     text_length, data_length = REQUEST.unpack(_read(REQUEST.size))
     request: dict[str, Any] = marshal.loads(_read(text_length))  # noqa: S302 - from the owner
     return request, _read(data_length)

@@ -7,18 +7,20 @@ import os
 import struct
 
 NUMBERS = {
-    "x86_64": {"pivot_root": 155, "keyctl": 250, "mount_setattr": 442},
-    "aarch64": {"pivot_root": 41, "keyctl": 219, "mount_setattr": 442},
+    "x86_64": {"pivot_root": 155, "keyctl": 250},
+    "aarch64": {"pivot_root": 41, "keyctl": 219},
 }
+SAME_NUMBERS = {"mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_restrict_self": 446}
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
 MNT_DETACH = 2
 CLONE_NEWUSER = 0x10000000
 ATTRIBUTE_READ_ONLY, ATTRIBUTE_NOSUID, ATTRIBUTE_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 1
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _UP = 0x8913, 0x8914, 0x8916, 1
 _AF_INET, _SOCK_DGRAM = 2, 2
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITIES_VERSION_3 = 0x20080522
+_SCOPE_SIGNAL = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,7 +38,7 @@ def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None
 def call_kernel(name: str, *arguments: int | bytes | None) -> int:
     """Make a system call that the C library has no function for. Raises OSError."""
     try:
-        return call("syscall", NUMBERS[os.uname().machine][name], *arguments)
+        return call("syscall", (NUMBERS[os.uname().machine] | SAME_NUMBERS)[name], *arguments)
     except OSError as error:
         raise OSError(error.errno, f"{name}: {os.strerror(error.errno or 0)}") from None
 
@@ -68,9 +70,25 @@ def bring_up_loopback() -> None:
     os.close(one)
 
 
+def add_loopback_address(number: int, address: bytes) -> None:
+    """Let an IPv4 address lead to this network namespace itself."""
+    one = call("socket", _AF_INET, _SOCK_DGRAM, 0)
+    request = struct.pack("16sHH4s16x", f"lo:{number}".encode(), _AF_INET, 0, address)
+    call("ioctl", one, _SIOCSIFADDR, ctypes.create_string_buffer(request, 40))
+    os.close(one)
+
+
 def hide_memory(*, hide: bool = True) -> None:
     """Let no process of the same user read this process, by /proc or as a debugger; or let them again."""
     call("prctl", _PR_SET_DUMPABLE, int(not hide), 0, 0, 0)
+
+
+def spare_others() -> None:
+    """Let this process, and all that it starts, signal nothing else, as the first process. Raises OSError."""
+    scopes = struct.pack("QQQ", 0, 0, _SCOPE_SIGNAL)
+    rules = call_kernel("landlock_create_ruleset", scopes, len(scopes), 0)
+    call_kernel("landlock_restrict_self", rules, 0)
+    os.close(rules)
 
 
 def forbid_capabilities() -> None:

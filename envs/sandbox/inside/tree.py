@@ -30,7 +30,7 @@ ETC = {
     "hostname": "box\n",
 }
 ETC_COPIED = ("ld.so.cache", "ld.so.conf", "mime.types", "services", "protocols")
-ETC_SHOWN = ("alternatives", "ld.so.conf.d")
+ETC_SHOWN = ("alternatives", "ld.so.conf.d", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 READ_ONLY = kernel.ATTRIBUTE_READ_ONLY | kernel.ATTRIBUTE_NOSUID | kernel.ATTRIBUTE_NODEV
 NO_RIGHTS = kernel.MS_NOSUID | kernel.MS_NODEV
 
@@ -50,7 +50,7 @@ def build_tree(plan: dict[str, Any], read_only: memoryview) -> tuple[int, int]:
     kernel.call_kernel("pivot_root", b".", OLD[1:].encode())
     os.chdir("/")
     _show_system()
-    _make_etc()
+    _make_etc(plan)
     _make_devices()
     hidden = _make_proc()
     _make_writable(plan)
@@ -79,9 +79,11 @@ def _show(path: str) -> None:
     kernel.set_attributes(path, READ_ONLY, recursive=True)
 
 
-def _make_etc() -> None:
+def _make_etc(plan: dict[str, Any]) -> None:
     os.mkdir("/etc")
-    for name, text in ETC.items():
+    names = {host: address for host, address, _ in plan["hosts"] if host not in (address, "localhost")}
+    hosts = "".join(f"{address} {host}\n" for host, address in names.items())
+    for name, text in {**ETC, "hosts": ETC["hosts"] + hosts}.items():
         _write(f"/etc/{name}", text.encode())
     for name in ETC_COPIED:
         if os.path.isfile(f"{OLD}/etc/{name}"):
