@@ -3,6 +3,7 @@
 HeadraceError            an error; the message says what is wrong, where, and what to do
 ├── UsageError           the user's input is wrong: a recipe, an option, a name (exit code 2)
 ├── Unavailable          a broker or a store does not answer; the caller should wait and try again
+├── EnvironmentBroken    a box, a task or a judge does not work, which says nothing about the policy
 └── (others are defined beside the code that raises them)
 
 MaskedValueError is not one of these: checks of a recipe's values raise it, and it becomes part of a UsageError.
@@ -33,6 +34,10 @@ class UsageError(HeadraceError):
 
 class Unavailable(HeadraceError):
     """A server does not answer now; the caller may wait and try again."""
+
+
+class EnvironmentBroken(HeadraceError):
+    """What an episode needs does not work: a box, a task's own files, a judge. It is a failure, never a reward."""
 
 
 class MaskedValueError(ValueError):

@@ -10,7 +10,9 @@ from headrace.schemas.records import EpisodeError, Failure
 MOST_KINDS_OF_TASK = 4
 LONGEST = 300
 """Most characters of a text in an outcome, because a worker's texts may be of any length."""
-RAISED = ("error", "time_limit")
+ENVIRONMENT = "environment"
+"""Reason of an episode whose box, task or judge does not work: it says nothing about the policy."""
+RAISED = ("error", "time_limit", ENVIRONMENT)
 """Failure reasons caused by the environment, the workflow or the engine."""
 MALFORMED = "invalid"
 """Reason of a group dropped because `validate` refused its trajectories: it counts as one whose episodes failed."""

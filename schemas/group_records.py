@@ -162,7 +162,7 @@ class Failure:
     sample: int = 0
     """Index of the sample in the group."""
     reason: str = ""
-    """error | time_limit | unreachable | run_end | version_gone | poison; of a tool: tool_error."""
+    """error | environment | time_limit | unreachable | run_end | version_gone | poison; of a tool: tool_error."""
     detail: str = ""
     """The error in one line, its type first."""
     at: str = ""

@@ -26,6 +26,7 @@ from headrace.envs.thoughts import read_answer
 from headrace.infra.atomic_files import write_atomically
 from headrace.infra.backoff import Backoff
 from headrace.infra.environment import read_environment
+from headrace.infra.errors import EnvironmentBroken
 
 PROMPT = """You judge an answer to a problem.
 
@@ -54,7 +55,7 @@ _WORD_TEXT = re.compile(_WORD, re.IGNORECASE)
 _VERDICT_TEXT = re.compile(rf"{_WORD}|(?P<number>{_NUMBER})(?:\s*(?:/|out of)\s*(?P<most>{_NUMBER}))?", re.IGNORECASE)
 
 
-class JudgeError(ValueError):
+class JudgeError(EnvironmentBroken, ValueError):
     """A judge refused a request, gave no verdict, or its budget is used up."""
 
 

@@ -11,7 +11,7 @@ from headrace.envs.sandbox.contract import Box, Result
 from headrace.envs.sandbox.grading import Graded, grade_in_fresh_box
 from headrace.envs.sandbox.kinds import OWN, make_box
 from headrace.envs.terminal.contract import Terminal
-from headrace.infra.errors import HeadraceError
+from headrace.infra.errors import EnvironmentBroken
 
 SOLUTION = "/solution"
 SOLVE = f"BASH_XTRACEFD=9 bash -x {SOLUTION}/solve.sh 9>&2"
@@ -20,7 +20,7 @@ RUN_TESTS = "mkdir -p /logs/verifier && exec bash /tests/test.sh"
 REWARD_JSON, REWARD_TEXT = "verifier/reward.json", "verifier/reward.txt"
 
 
-class TaskFailed(HeadraceError):
+class TaskFailed(EnvironmentBroken):
     """A task is broken: a line of its Dockerfile fails, or its tests give no reward. It says nothing of the agent."""
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from headrace.infra.errors import HeadraceError
+from headrace.infra.errors import EnvironmentBroken, HeadraceError
 
 
-class BoxUnavailable(HeadraceError):
+class BoxUnavailable(EnvironmentBroken):
     """This machine has no boxes, or none as asked for; the message says how to get one."""
 
 
-class BoxFailed(HeadraceError):
+class BoxFailed(EnvironmentBroken):
     """A box cannot start, or ended by itself. This says nothing about the code in it, so it is never a reward."""
 
 

@@ -21,8 +21,10 @@ from structlog.testing import capture_logs
 from headrace.consumers.algorithms.chain import Chain, load_chain
 from headrace.consumers.algorithms.contract import Stateless
 from headrace.envs.contract import Problem, RoleTrajectory, ToolError
+from headrace.envs.data.judge import JudgeError
 from headrace.envs.payload import problem_to_json
 from headrace.envs.registry import load_environment
+from headrace.envs.sandbox.contract import BoxFailed, BoxUnavailable
 from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
 from headrace.infra.process.carried_errors import convert_to_exception
 from headrace.infra.process.child_handle import Overdue
@@ -180,6 +182,17 @@ def test_a_failure_says_type_message_place_role_turn_and_traceback(own: Any) -> 
     assert (own_limit.reason, own_limit.detail) == ("time_limit", "TimeoutError"), "which was not the episode's"
     assert build_failure(0, VersionGone("gone")).reason == "version_gone"
     assert codec.decode(codec.encode(TrajectoryGroup(failures=(failure,))), TrajectoryGroup).failures == (failure,)
+
+
+@pytest.mark.parametrize(
+    "error", [BoxFailed("it ended"), BoxUnavailable("none"), JudgeError("no verdict"), OSError(errno.ENOSPC, "full")]
+)
+def test_what_does_not_work_in_an_environment_is_a_failure_with_a_reason_of_its_own(error: Exception) -> None:
+    failure = build_failure(0, error)
+    assert failure.reason == "environment"
+    [told] = group_errors((failure,))
+    assert told.reason == "environment"
+    assert describe_error(told).startswith(type(error).__name__)
 
 
 def failures(error: Exception, count: int) -> tuple[Failure, ...]:

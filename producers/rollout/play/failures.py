@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from collections import Counter
 from collections.abc import Mapping
@@ -10,15 +11,17 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from headrace.envs.contract import Episode
+from headrace.infra.errors import EnvironmentBroken
 from headrace.infra.own_frames import locate_error, make_encodable, read_error_text
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.rollout.play.actor import EngineActor
 from headrace.producers.rollout.play.reachability import UNREACHABLE
-from headrace.schemas.episode_errors import REPORTED, TOOL_ERROR, error_key_of
+from headrace.schemas.episode_errors import ENVIRONMENT, REPORTED, TOOL_ERROR, error_key_of
 from headrace.schemas.records import Failure, Task, TrajectoryGroup
 
 FAILURE_DETAIL_LENGTH = 300
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 TRACEBACK_LENGTH = 8000
 """Most characters of a traceback; of a longer one the end is kept."""
 MOST_KINDS_OF_WORKER = 1000
@@ -48,6 +51,8 @@ def build_failure(
         reason = "version_gone"
     elif not isinstance(error, EngineError) and is_unreachable(error):
         reason = UNREACHABLE
+    elif is_environment_broken(error):
+        reason = ENVIRONMENT
     elif isinstance(error, TimeoutError):
         reason = "time_limit"
         if isinstance(error, OutOfTime):
@@ -62,6 +67,11 @@ def build_failure(
         actor.calls if actor else 0,
         _render_traceback(error),
     )
+
+
+def is_environment_broken(error: BaseException) -> bool:
+    """Return whether an error says that something of the environment does not work; a full disk is such an error."""
+    return isinstance(error, EnvironmentBroken) or (isinstance(error, OSError) and error.errno in FULL)
 
 
 def describe_in_one_line(error: BaseException) -> str:
