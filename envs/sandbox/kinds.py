@@ -42,11 +42,16 @@ def make_box(kind: str = OWN, *, hosts: Collection[str] = (), **settings: Any) -
     if kind == OWN:
         settings.setdefault("backend", "")
         settings["backend"] = settings["backend"] or check_boxes()
-    build = cast("Callable[..., Box]", find_named("sandbox", kind, {OWN: NamespaceBox}))
+    build = find_kind(kind)
     try:
         return build(**settings)
     except TypeError as error:
         raise UsageError(f"sandbox {kind}: {error}") from error
+
+
+def find_kind(kind: str) -> Callable[..., Box]:
+    """Return the class of boxes of a name, as in `make_box`. Raises UsageError if there is none."""
+    return cast("Callable[..., Box]", find_named("sandbox", kind, {OWN: NamespaceBox}))
 
 
 def check_boxes() -> str:
