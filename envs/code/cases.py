@@ -15,6 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from headrace.envs.code.in_box import spell
+from headrace.envs.messages import show_value
 
 LEAST_CODE = 20
 """Characters of a fenced block that is sure to be code; shorter ones are often a single name."""
@@ -66,7 +67,7 @@ def read_cases(given: Any) -> Cases:
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise WrongTests(
             f"tests cannot be read ({type(error).__name__}: {error}); they are JSON with `inputs`, `outputs` and, for "
-            f"a function, `fn_name`: {given!r:.80}"
+            f"a function, `fn_name`, or a list of objects with `input` and `output`: {show_value(given)}"
         ) from error
     return Cases(name, inputs, outputs)
 
@@ -97,7 +98,9 @@ def read_references(given: Any) -> list[str]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) for one in found):
-        raise WrongTests(f"`solutions` must be a list of one program or more, or JSON of such a list: {given!r:.80}")
+        raise WrongTests(
+            f"`solutions` must be a list of one program or more, or JSON of such a list: {show_value(given)}"
+        )
     return list(found)
 
 

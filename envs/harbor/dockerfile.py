@@ -94,7 +94,7 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
             if not line.endswith("\\"):
                 yield begun, whole
                 begun, whole = 0, ""
-    if whole:
+    if whole.strip():
         yield begun, whole
 
 

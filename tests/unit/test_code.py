@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from functools import reduce
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,7 +50,7 @@ def test_tests_are_read_in_every_form_that_data_sets_have() -> None:
         [],
         [one],
         {"fn_name": "f", "inputs": [[nest(101)]], "outputs": [3]},
-        {"fn_name": "f", "inputs": [[1]], "outputs": [nest(900)]},
+        {"fn_name": "f", "inputs": [[1]], "outputs": [reduce(lambda inner, _: [inner], range(5000), 1)]},
         "[]",
         '{"inputs": []}',
         '{"inputs": [], "outputs": []}',
