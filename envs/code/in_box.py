@@ -20,7 +20,7 @@ OK, RAISED, LATE = "ok", "raised", "late"
 LEETCODE = "Solution"
 """Class whose method is called if there is no function of the name."""
 _IMPORTS = "from typing import *\nfrom collections import *\nimport math\n"
-"""What the form of LeetCode takes for granted."""
+"""What the form of LeetCode takes for granted; run before the program, which may begin with `from __future__`."""
 
 
 def spell(value: Any) -> str:
@@ -40,7 +40,7 @@ def main() -> None:
     code, function, inputs, is_exact, is_stopped_early, limit_s, most_bytes = request
     print(READY, flush=True)  # noqa: T201
     try:
-        program = compile(_IMPORTS + code if function and LEETCODE in code else code, "program", "exec")
+        program = compile(code, "program", "exec")
     except Exception as error:  # noqa: BLE001 - the compiler has many ways to refuse a text
         inputs, said = [], f"{type(error).__name__}: {error}".encode(errors="replace").decode()
         sys.stdout.write(f"{RAISED} {len(said)}\n{said}")
@@ -89,7 +89,10 @@ def _become(program: CodeType, function: str, given: Any, is_exact: bool, source
         for number, descriptor in enumerate((nowhere, nowhere, nowhere) if function else (source, answer, nowhere)):
             os.dup2(descriptor, number)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+        sys.__stdout__ = sys.stdout  # type: ignore[misc]
         space: dict[str, Any] = {"__name__": "program" if function else "__main__", "exit": sys.exit, "quit": sys.exit}
+        if function and LEETCODE in program.co_names:
+            exec(_IMPORTS, space)  # noqa: S102
         try:
             exec(program, space)  # noqa: S102 - what this file is for
         except SystemExit:
@@ -98,13 +101,24 @@ def _become(program: CodeType, function: str, given: Any, is_exact: bool, source
         if function:
             called = space[function] if function in space else getattr(space[LEETCODE](), function)
             os.write(answer, (repr if is_exact else spell)(called(*given)).encode(errors="replace"))
-        sys.stdout.flush()
+        else:
+            _end_as_python()
         status = 0
     except BaseException as error:  # noqa: BLE001 - it must not return into the loop of the parent
         os.ftruncate(answer, 0)
         os.pwrite(answer, f"{type(error).__name__}: {error}"[:500].encode(errors="replace"), 0)
     finally:
         os._exit(status)
+
+
+def _end_as_python() -> None:
+    """Do what Python does at the end of a program, which `os._exit` leaves out: wait for threads, then call atexit."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()  # noqa: SLF001 - as Python itself calls it
+    __import__("atexit")._run_exitfuncs()  # noqa: SLF001
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream and not getattr(stream, "closed", False):
+            stream.flush()
 
 
 if __name__ == "__main__":

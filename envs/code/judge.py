@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from headrace.envs.code import in_box
@@ -14,13 +16,14 @@ from headrace.envs.code.in_box import LATE, OK, RAISED, READY
 from headrace.envs.sandbox.contract import BoxFailed
 from headrace.envs.sandbox.kinds import check_boxes, make_box
 from headrace.envs.sandbox.limits import Limits
+from headrace.infra.recipe.named import check_kinds
 
 SMALL = {"memory_mb": 512, "processes": 32, "disk_mb": 32, "file_mb": 16, "output_kb": 32768}
 """Limits of a box, unless the recipe gives others."""
 MOST_BYTES = 1 << 20
 """Largest answer to one input."""
-KEPT = 512
-"""Programs whose answers are kept: many answers of a group are the same text."""
+KEPT, KEPT_CHARACTERS = 512, 1 << 16
+"""Programs whose answers are kept, and most characters of these: many answers of a group are the same text."""
 
 
 class Answer(NamedTuple):
@@ -38,15 +41,22 @@ class Judge:
         total_limit_s: Seconds for all inputs together; keep it below `rollout.score_limit_s`.
         limits: Of the box, as in `Limits`.
 
-    Raises BoxUnavailable where this machine has no boxes, UsageError for a wrong limit, ValueError for a wrong time.
+    Raises BoxUnavailable where this machine has no boxes, UsageError for a wrong limit, ValueError for wrong times.
     """
 
     def __init__(self, test_limit_s: float = 6.0, total_limit_s: float = 8.0, **limits: Any) -> None:
-        if not 0 < test_limit_s <= total_limit_s:
-            raise ValueError(f"test_limit_s must be above 0, and at most total_limit_s; got {test_limit_s}")
+        check_kinds("programs", Judge, {"test_limit_s": test_limit_s, "total_limit_s": total_limit_s})
+        if not 0 < test_limit_s <= total_limit_s < math.inf:
+            raise ValueError(
+                f"test_limit_s must be above 0, and at most total_limit_s, a finite number; got {test_limit_s} and "
+                f"{total_limit_s}"
+            )
+        if "wall_s" in limits:
+            raise ValueError("wall_s is no setting here: it follows total_limit_s, so set that")
         self._test_limit_s, self._total_limit_s = test_limit_s, total_limit_s
         self._limits = Limits.from_settings({**SMALL, "wall_s": int(total_limit_s) + 1, **limits})
-        self._answer = lru_cache(KEPT)(lambda request: asyncio.run(self._run_in_box(request)))
+        self._kept: dict[bytes, list[Answer]] = {}
+        self._lock = Lock()
         self._program = Path(in_box.__file__).read_text(encoding="utf-8")
         check_boxes()
 
@@ -65,6 +75,19 @@ class Judge:
         """Return a program's answers to inputs, at most one for each, with values as `repr` if `is_exact`."""
         request = (code, function, list(inputs), is_exact, is_stopped_early, self._test_limit_s, MOST_BYTES)
         return self._answer(repr(request).encode(errors="backslashreplace"))[: len(inputs)]
+
+    def _answer(self, request: bytes) -> list[Answer]:
+        """Return the answers to a request, kept ones if there are; a late one may be the machine's fault: not kept."""
+        name = blake2b(request).digest()
+        if (kept := self._kept.get(name)) is not None:
+            return kept
+        answers = asyncio.run(self._run_in_box(request))
+        if all(one.kind != LATE for one in answers) and sum(len(one.text) for one in answers) <= KEPT_CHARACTERS:
+            with self._lock:
+                self._kept[name] = answers
+                if len(self._kept) > KEPT:
+                    del self._kept[next(iter(self._kept))]
+        return answers
 
     async def _run_in_box(self, request: bytes) -> list[Answer]:
         box = make_box(limits=self._limits)

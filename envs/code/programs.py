@@ -40,7 +40,7 @@ class Programs:
     def __init__(
         self, seed: int, tiers: Sequence[str] = ("micro",), *, shows_cases: bool = False, **limits: Any
     ) -> None:
-        if isinstance(tiers, str) or not tiers or set(tiers) - set(TIERS):
+        if not isinstance(tiers, list | tuple) or not tiers or any(one not in list(TIERS) for one in tiers):
             raise ValueError(f"tiers must be a list of some of {', '.join(TIERS)}; got {tiers!r}")
         if shows_cases and set(tiers) - {"single", "micro"}:
             raise ValueError("shows_cases is for the tiers single and micro alone")

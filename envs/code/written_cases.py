@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from headrace.envs.code.cases import Cases
+from headrace.envs.code.cases import Cases, is_too_deep, write_text
 from headrace.envs.contract import Problem
 from headrace.envs.thoughts import read_answer
 
@@ -47,6 +47,7 @@ def read_written_cases(answer: str, function: str) -> Cases | None:
     """Return the cases in an answer, for a function or for a program that reads stdin; None unless there are two.
 
     The last fenced block counts, or the whole text: JSON of two objects with `input` and `output`, or of two pairs.
+    Values that are nested too deep for a box are no cases.
     """
     text = read_answer(answer)
     try:
@@ -54,9 +55,11 @@ def read_written_cases(answer: str, function: str) -> Cases | None:
         (one, wanted), (two, other) = ((it["input"], it["output"]) if isinstance(it, dict) else it for it in found)
     except (KeyError, RecursionError, TypeError, ValueError):
         return None
+    if is_too_deep(found):
+        return None
     if function:
         return Cases(function, [it if isinstance(it, list) else [it] for it in (one, two)], [wanted, other])
-    return Cases("", [str(one), str(two)], [str(wanted), str(other)])
+    return Cases("", [write_text(one), write_text(two)], [write_text(wanted), write_text(other)])
 
 
 def write_feedback(problem: Problem, cases: Cases, passed: Sequence[bool]) -> str:

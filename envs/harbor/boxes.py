@@ -87,8 +87,13 @@ def read_reward(graded: Graded, result: Result) -> Score:
         found = {key: float(one) for key, one in read.items() if type(one) in (int, float)}
         if "reward" not in found and written[1]:
             found["reward"] = float(written[1])
-    except (ValueError, OverflowError, AttributeError):
+    except (ValueError, OverflowError, AttributeError, RecursionError):
         raise TaskFailed(f"they wrote {written[0] or written[1]!r:.60}, which has no number") from None
+    if "reward" not in found and written[0]:
+        raise TaskFailed(
+            f"/logs/{REWARD_JSON} is {written[0]!r:.60}: it has no number under the key `reward`, and there is no "
+            f"/logs/{REWARD_TEXT}"
+        )
     if "reward" not in found:
         raise TaskFailed(f"they wrote nothing to /logs/{REWARD_TEXT} ({describe_end(result)})")
     if not all(map(math.isfinite, found.values())):

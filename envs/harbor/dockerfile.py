@@ -66,7 +66,7 @@ def read_dockerfile(file: Path) -> Image:
     """Return what a Dockerfile makes; paths of COPY are below the file's folder. Raises TaskRefused."""
     image, stages = Image(), 0
     for number, line in _join_lines(file.read_text(errors="replace")):
-        where, (word, _, rest) = f"{file}:{number}: `{line:.60}`", line.partition(" ")
+        where, (word, rest) = f"{file}:{number}: `{line:.60}`", (*line.split(None, 1), "")[:2]
         word, stages = word.upper(), stages + (word.upper() == "FROM")
         if stages > 1:
             _refuse(where, "a box has no stages: write what the first stage makes into environment/")
@@ -88,16 +88,25 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the number of the first line of each instruction, and the instruction in one line."""
     begun, whole = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
-        line = " ".join(raw.split())
-        if line and not line.startswith("#"):
+        line = raw.rstrip() if begun else raw.strip()
+        if line and not line.lstrip().startswith("#"):
             begun, whole = begun or number, whole + line.removesuffix("\\")
             if not line.endswith("\\"):
                 yield begun, whole
                 begun, whole = 0, ""
+    if whole.strip():
+        yield begun, whole
 
 
 def _refuse(where: str, why: str) -> NoReturn:
     raise TaskRefused(f"{where} is refused: {why}")
+
+
+def _split(where: str, rest: str) -> list[str]:
+    try:
+        return shlex.split(rest)
+    except ValueError as error:
+        _refuse(where, f"its words cannot be read ({error}): mend its quotes")
 
 
 def _expand(where: str, image: Image, text: str) -> str:
@@ -119,14 +128,14 @@ def _resolve(where: str, image: Image, path: str) -> str:
 
 
 def _read_variables(where: str, image: Image, rest: str) -> dict[str, str]:
-    words = [_expand(where, image, word) for word in shlex.split(rest)]
+    words = [_expand(where, image, word) for word in _split(where, rest)]
     if not all("=" in word for word in words):
         _refuse(where, "write it as ENV NAME=value")
     return dict(word.split("=", 1) for word in words)
 
 
 def _read_copy(where: str, image: Image, rest: str, root: Path) -> Iterator[tuple[Path, str]]:
-    words = [word for word in shlex.split(rest) if not word.startswith("--chown=")]
+    words = [word for word in _split(where, rest) if not word.startswith("--chown=")]
     if len(words) < 2 or words[0].startswith(("-", "<<", "[")):
         _refuse(where, "only files below environment/ are copied: write it as COPY SOURCE TARGET")
     *names, target = words
@@ -149,7 +158,7 @@ def _find_sources(root: Path, name: str) -> list[Path]:
 def _read_run(where: str, command: str) -> str:
     if command.startswith(("-", "[")) or "<<" in command:
         _refuse(where, "only plain commands are run: put the rest into a script in environment/")
-    if needs := NETWORK.search(command):
+    if needs := NETWORK.search(" ".join(command.split())):
         _refuse(
             where,
             f"`{needs[0]}` needs a network, and boxes have none: install it on this machine, whose /usr is seen in "

@@ -10,10 +10,11 @@ from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.harbor.boxes import SOLVE, grade_task, open_task
 from headrace.envs.harbor.dockerfile import TaskRefused
 from headrace.envs.harbor.task import HarborTask, find_tasks, read_task
-from headrace.envs.sandbox.kinds import OWN, check_boxes
+from headrace.envs.sandbox.kinds import OWN, check_boxes, find_kind
 from headrace.envs.sandbox.namespaces import SANDLOCK
 from headrace.envs.terminal.contract import Terminal
 from headrace.infra.errors import UsageError
+from headrace.infra.recipe.named import check_kinds
 from headrace.infra.recipe.recipe_paths import describe_places, find_path
 
 MOST_SHOWN = 3
@@ -29,12 +30,14 @@ class Harbor:
         held_out: Share of the other tasks that is held out, chosen by a hash of the name.
         box: Kind of the boxes, as in `make_box`.
 
-    Raises TaskRefused for tasks that cannot be played here, and ValueError for settings.
+    Raises TaskRefused for tasks that cannot be played here, and UsageError or ValueError for settings.
     """
 
     name = "harbor"
 
     def __init__(self, seed: int, path: str, held_out: float = 0.1, box: str = OWN) -> None:  # noqa: ARG002
+        check_kinds("tasks", Harbor, {"path": path, "held_out": held_out, "box": box})
+        find_kind(box)
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out must be a share, 0 or more and below 1; got {held_out}")
         if not (folder := find_path(path)).is_dir():

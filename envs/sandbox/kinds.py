@@ -42,11 +42,16 @@ def make_box(kind: str = OWN, *, hosts: Collection[str] = (), **settings: Any) -
         settings["hosts"] = hosts
     if kind in (OWN, SANDLOCK):
         settings["backend"] = settings.get("backend") or check_boxes(kind)
-    build = cast("Callable[..., Box]", find_named("sandbox", kind, {OWN: NamespaceBox, SANDLOCK: NamespaceBox}))
+    build = find_kind(kind)
     try:
         return build(**settings)
     except TypeError as error:
         raise UsageError(f"sandbox {kind}: {error}") from error
+
+
+def find_kind(kind: str) -> Callable[..., Box]:
+    """Return the class of boxes of a name, as in `make_box`. Raises UsageError if there is none."""
+    return cast("Callable[..., Box]", find_named("sandbox", kind, {OWN: NamespaceBox, SANDLOCK: NamespaceBox}))
 
 
 def check_boxes(kind: str = OWN) -> str:

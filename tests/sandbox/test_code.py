@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headrace.envs.code.cases import Cases
+from headrace.envs.code.cases import MOST_NESTED, Cases
 from headrace.envs.code.grading import SOLUTIONS, TESTS, build_scorer
 from headrace.envs.code.human_eval import HumanEval
 from headrace.envs.code.judge import Judge
@@ -55,6 +56,15 @@ def test_what_solves_a_problem_passes_in_every_form(judge: Judge) -> None:
         ("print(input())\nexit(0)", ECHO),
         ("import sys\nfor line in sys.stdin:\n    sys.stdout.write(line)\n    raise SystemExit", ECHO),
         ("if __name__ == '__main__':\n    print(open(0).read())", ECHO),
+        ("import threading, time\nthreading.Thread(target=lambda: [time.sleep(0.1), print(input())]).start()", ECHO),
+        ("import atexit\natexit.register(lambda: print(input()))", ECHO),
+        ("import sys\nprint(input())\nsys.stdout.close()", ECHO),
+        ("import io, sys\nsys.stdout = io.StringIO()\nsys.__stdout__.write(input())", ECHO),
+        (
+            "from __future__ import annotations\nclass Solution:\n    def f(self, x: List[int]):\n        return 2 * x",
+            DOUBLE,
+        ),
+        ("def f(x): return 1", Cases("f", [[json.loads("[" * MOST_NESTED + "]" * MOST_NESTED)]], [1])),
     ):
         assert judge.check(code, cases) == [True] * len(cases.inputs), code
 

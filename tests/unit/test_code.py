@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from functools import reduce
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from test_workflows import Scripted
 
 from headrace.envs.code import judge, worlds
-from headrace.envs.code.cases import Cases, WrongTests, find_code, read_cases
+from headrace.envs.code.cases import Cases, WrongTests, find_code, read_cases, read_references
 from headrace.envs.code.grading import EACH, SOLUTIONS, TESTS
 from headrace.envs.code.in_box import spell
+from headrace.envs.code.judge import Answer, Judge
 from headrace.envs.code.programs import Programs
 from headrace.envs.code.written_cases import read_written_cases, strip_examples
 from headrace.envs.contract import Problem, Score, Split
@@ -38,8 +40,17 @@ def test_tests_are_read_in_every_form_that_data_sets_have() -> None:
     assert read_cases('{"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"}') == function
     assert read_cases({"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "f"}) == function
     assert read_cases('{"inputs": ["1 2"], "outputs": ["3\\n"]}') == Cases("", ["1 2"], ["3\n"])
+    assert read_cases({"inputs": [["1", "2"]], "outputs": [[3, 4]]}) == Cases("", ["1\n2"], ["3\n4"])
+    one = {"input": "1\n2", "output": "3", "testtype": "functional"}
+    assert read_cases(json.dumps([{**one, "testtype": "stdin"}])) == Cases("", ["1\n2"], ["3"])
+    assert read_cases([{**one, "metadata": {"func_name": "f"}}]) == read_cases([{**one, "fn_name": "f"}]) == function
+    assert read_cases({"fn_name": "f", "inputs": [[nest(100)]], "outputs": [nest(100)]})
     for wrong in (
         "{",
+        [],
+        [one],
+        {"fn_name": "f", "inputs": [[nest(101)]], "outputs": [3]},
+        {"fn_name": "f", "inputs": [[1]], "outputs": [reduce(lambda inner, _: [inner], range(5000), 1)]},
         "[]",
         '{"inputs": []}',
         '{"inputs": [], "outputs": []}',
@@ -51,10 +62,15 @@ def test_tests_are_read_in_every_form_that_data_sets_have() -> None:
             read_cases(wrong)
 
 
-def test_code_is_the_last_long_block_or_the_whole_text() -> None:
+def nest(depth: int) -> Any:
+    return json.loads("[" * depth + "]" * depth)
+
+
+def test_code_is_the_last_long_block_or_the_last_one_or_the_whole_text() -> None:
     long, short = "print(sum(map(int, input().split())))\n", "print(1)\n"
     assert find_code(f"First\n```python\n{short}```\nthen\n```py\n{long}```\nand\n```\n{short}```") == long
     assert find_code(f"```python\n{long}") == long
+    assert find_code(f"First\n```\n1\n```\nthen\n```python\n{short}```") == short
     assert find_code("a+1") == "a+1"
 
 
@@ -113,11 +129,19 @@ def test_settings_that_cannot_be_used_and_a_machine_without_boxes_are_refused(mo
     for settings, said in (
         ({"tiers": ["micros"]}, "some of single, micro, numbers, texts, lists; got"),
         ({"tiers": ["lists"], "shows_cases": True}, "for the tiers single and micro alone"),
-        ({"test_limit_s": 9}, "at most total_limit_s; got 9"),
+        ({"test_limit_s": 9}, "at most total_limit_s, a finite number; got 9 and 8"),
         ({"memory": 64}, "no limit 'memory'"),
+        ({"tiers": 5}, "tiers must be a list of some of .*; got 5"),
+        ({"tiers": [["micro"]]}, "tiers must be a list of some of "),
+        ({"test_limit_s": "x"}, "test_limit_s must be a number, got 'x'"),
+        ({"total_limit_s": float("inf")}, "a finite number; got 6.0 and inf"),
+        ({"wall_s": 2}, "wall_s is no setting here: it follows total_limit_s"),
     ):
         with pytest.raises(EnvironmentSettingsError, match=said):
             load_environment("code", 1, settings)
+    for train in ({}, "code"):
+        with pytest.raises(EnvironmentSettingsError, match="train must be a table with `use`"):
+            load_environment("human_eval", 1, {"train": train})
 
     def fail() -> str:
         raise BoxUnavailable("this machine has no boxes")
@@ -126,6 +150,20 @@ def test_settings_that_cannot_be_used_and_a_machine_without_boxes_are_refused(mo
     for use, settings in (("code", {}), ("dataset", {"path": "x", "scorer": "code"})):
         with pytest.raises(EnvironmentSettingsError, match="this machine has no boxes"):
             load_environment(use, 1, settings)
+
+
+def test_answers_are_kept_unless_they_are_late_or_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, ran = Judge(), list[str]()
+
+    async def answer(request: bytes) -> list[Answer]:
+        ran.append(code := request.decode().split("'")[1])
+        return [Answer("late" if code == "late" else "ok", "x" * (judge.KEPT_CHARACTERS + (code == "long")))]
+
+    monkeypatch.setattr(run, "_run_in_box", answer)
+    monkeypatch.setattr(judge, "KEPT", 2)
+    for code in ("late", "late", "long", "long", "a", "b", "a", "c", "b", "a"):
+        run.run(code, "", [""])
+    assert ran == ["late", "late", "long", "long", "a", "b", "c", "a"]
 
 
 def test_a_row_of_a_data_set_brings_its_tests(tmp_path: Path) -> None:
@@ -154,6 +192,8 @@ def test_cases_are_two_in_json_in_the_last_block_or_alone() -> None:
     assert read_written_cases("[[2,4],[3,9]]", "") == Cases("", ["2", "3"], ["4", "9"])
     for wrong in ("", "[[2,4]]", "[[2,4],[3,9],[4,16]]", "[[2,4],[3]]", "[2,3]", "7", '[{"input": 1}, {}]', "[" * 9999):
         assert read_written_cases(wrong, "f") is None, wrong
+    for deep in (300, 700):
+        assert read_written_cases(json.dumps([[2, 4], [3, nest(deep)]]), "f") is None
 
 
 class Run:
@@ -243,3 +283,11 @@ def test_the_workflow_refuses_other_roles_and_problems_without_references() -> N
     lacking.problem = lambda split, index: Problem("x", "x", extra={TESTS: "{}"})  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="needs `solutions` in each problem's `extra`"):
         check_environment(lacking)
+
+
+def test_references_are_a_list_of_texts_or_json_of_one_and_nothing_else_is_played() -> None:
+    assert read_references(["a", "b"]) == read_references('["a", "b"]') == ["a", "b"]
+    for wrong in ([], "[]", "print(input())", [1], None, "[" * 9999):
+        extra = {TESTS: {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, SOLUTIONS: wrong}
+        with pytest.raises(WrongTests, match="`solutions` must be a list of one program or more"):
+            asyncio.run(code_tests(Problem("x", "x", extra=extra), Run(), {"solver": Spoken([]), "tester": Spoken([])}))  # type: ignore[arg-type]

@@ -41,8 +41,10 @@ def test_lines_of_a_dockerfile_become_steps_and_writable_folders(tmp_path: Path)
         ((given / "a", "/data/new"),),
         (),
     ]
-    assert (image.steps[-1].command, image.steps[-1].folder) == ("one && two", "/srv/1")
+    assert (image.steps[-1].command, image.steps[-1].folder) == ("one &&   two", "/srv/1")
     assert image.steps[-1].where.startswith(f"{file}:10: ")
+    file = write(tmp_path / "u", dockerfile='FROM x\n RUN\tprintf "a  b" \\\n> c \\\n') / "environment" / "Dockerfile"
+    assert [step.command for step in read_dockerfile(file).steps] == ['printf "a  b" > c ']
 
 
 def test_every_other_line_is_refused_with_its_number_and_what_to_do(tmp_path: Path) -> None:
@@ -60,6 +62,9 @@ def test_every_other_line_is_refused_with_its_number_and_what_to_do(tmp_path: Pa
             ("WORKDIR /etc/x", "the system is read-only there"),
             ("ENV A=$NOWHERE", "has no value here: write the value"),
             ("ENV A 1", "write it as ENV NAME=value"),
+            ('ENV A="1', "No closing quotation.: mend its quotes"),
+            ("COPY 'given /app/", "No closing quotation.: mend its quotes"),
+            ("RUN pip  install requests", "`pip install` needs a network"),
         )
     ):
         file = write(tmp_path / str(number), dockerfile=f"FROM x\n{line}\n") / "environment" / "Dockerfile"
@@ -142,6 +147,12 @@ def test_a_folder_with_tasks_that_cannot_be_played_is_refused(tmp_path: Path) ->
     ):
         with pytest.raises(ValueError, match=why):
             load_environment("harbor", 1, {"path": str(tmp_path / path)})
+    for settings, why in (
+        ({"box": "nope"}, "'nope' is not known; take one of namespaces, or your own"),
+        ({"held_out": "x"}, "held_out must be a number, got 'x'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            load_environment("harbor", 1, {"path": str(tmp_path / "wrong"), **settings})
     harbor = Harbor(1, str(write(tmp_path / "one")), 0.0)
     with pytest.raises(UsageError, match='use workflow = "terminal"'):
         harbor.score(harbor.problem("train", 0), "")
@@ -159,7 +170,11 @@ def test_a_reward_is_read_as_harbor_does() -> None:
         assert (found.reward, found.parts) == (reward, parts)
     for logs, why in (
         ({}, "wrote nothing to /logs/verifier/reward.txt .exit code 1"),
-        ({"reward.json": b'{"speed": 2}'}, "wrote nothing"),
+        (
+            {"reward.json": b'{"speed": 2}'},
+            "reward.json is .*it has no number under the key `reward`, and there is no ",
+        ),
+        ({"reward.json": b"[" * 9999}, "which has no number"),
         ({"reward.json": b"[1]"}, "which has no number"),
         ({"reward.txt": b"yes"}, "which has no number"),
         ({"reward.txt": b"inf"}, "is not finite"),
