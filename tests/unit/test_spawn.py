@@ -164,9 +164,9 @@ def test_worked_solutions_of_a_tree_are_played_and_taught_agent_by_agent() -> No
     }
 
 
-@pytest.mark.parametrize(("parts", "most"), [(2, 1), (2, 4), (3, 9)])
-def test_held_out_sums_are_in_no_other_split_whatever_their_letter(parts: int, most: int) -> None:
-    world = SplitSums(3, parts, most)
+@pytest.mark.parametrize("most", [1, 4])
+def test_held_out_sums_are_in_no_other_split_whatever_their_letter(most: int) -> None:
+    world = SplitSums(3, most=most)
     held_out, train, warm_start = (
         {world.problem(split, index).text[1:] for index in range(300)} for split in ("held_out", "train", "warm_start")
     )
