@@ -1,7 +1,8 @@
 """Sums whose parts an agent may give to sub-agents: `k3+5,6+7?` asks for the sum of all four digits.
 
 The letter has no meaning, and is ignored. It makes prompts of sub-agents, such as `k3+5?`, differ: a warm start teaches
-equal ones once, and there are few sums of two digits.
+equal ones once, and there are few sums of two digits. A hash of the rest keeps an eighth of the sums held out, whatever
+their letter; only their parts may be tasks of sub-agents in training.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import string
 from collections.abc import Sequence
 from random import Random
+from zlib import crc32
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.thoughts import read_answer
@@ -40,11 +42,13 @@ class SplitSums:
         return None
 
     def problem(self, split: Split, index: int) -> Problem:
-        """Return a problem; held-out problems are the same for every seed."""
+        """Return a problem; held-out sums are the same for every seed, and in no other split."""
         draw = Random(f"split_sums {split} {0 if split == 'held_out' else self._seed} {index}")  # noqa: S311
-        digits = [draw.randint(0, self._most) for _ in range(2 * self._parts)]
-        name = draw.choice(string.ascii_lowercase)
-        return _build(name + ",".join(f"{a}+{b}" for a, b in zip(digits[::2], digits[1::2], strict=True)) + "?")
+        while True:
+            digits = [draw.randint(0, self._most) for _ in range(2 * self._parts)]
+            asked = ",".join(f"{a}+{b}" for a, b in zip(digits[::2], digits[1::2], strict=True)) + "?"
+            if (crc32(asked.encode()) % 8 == 0) == (split == "held_out"):
+                return _build(draw.choice(string.ascii_lowercase) + asked)
 
     def sub_problem(self, problem: Problem, task: str) -> Problem:  # noqa: ARG002 - the protocol's
         """Return the problem of a sub-agent, which gets the task as it is."""

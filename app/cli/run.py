@@ -129,7 +129,9 @@ def try_recipe(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     With --api nothing is trained: you see how a finished model plays your environment.
 
-    Example: [bold]headrace try tools --api http://localhost:8000/v1 --model qwen3 --tasks 4[/]
+    Recipes for tiny policies allow few tokens for an answer: give a finished model more.
+
+    Example: [bold]headrace try tools --api http://localhost:8000/v1 --model qwen3 --set rollout.max_tokens=512[/]
     """
     from headrace.infra.recipe.recipe_file import load_recipe
 

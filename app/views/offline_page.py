@@ -25,6 +25,7 @@ LEFT_OUT = {
     "missing_object": "groups whose object is not in the archive, or is damaged",
     "other_run": "groups of another run",
     "malformed": "sequences whose spans or versions do not cover all their tokens, or with a negative token id",
+    "empty": "trajectories without a sequence",
 }
 """Reason why `headrace export` left something out, to what that was."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -17,12 +16,13 @@ from headrace.envs.data.rows import TaskFileError
 from headrace.envs.data.sources import Source
 from headrace.envs.dataset import Dataset
 from headrace.envs.messages import show_value
-from headrace.envs.search.retrieval import Retrieval, compute_f1
+from headrace.envs.search.retrieval import Retrieval, compute_f1, split_words
 from headrace.envs.search.world import World
 from headrace.envs.thoughts import read_answer
 from headrace.schemas.records import ReadData
 
-MOST_PEOPLE = 2000
+MOST_PEOPLE = 900
+"""There are 980 names."""
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 NOTHING_FOUND = "nothing found"
 
@@ -58,20 +58,23 @@ class Search:
         corpus: str = "",
         questions: Mapping[str, Any] | None = None,
     ) -> None:
-        if not hops or not set(hops) <= {1, 2, 3}:
-            raise ValueError(f"hops must be a list of numbers from 1 to 3, got {list(hops)}")
+        are_hops = isinstance(hops, Sequence) and all(isinstance(one, int) and 1 <= one <= 3 for one in hops)
+        if not are_hops or not hops:
+            raise ValueError(f"hops must be a list of numbers from 1 to 3, got {hops!r}")
         if bool(corpus) != bool(questions):
             raise ValueError("corpus and questions belong together: give both or none")
-        if not 5 <= people <= MOST_PEOPLE or top_k < 1 or document_chars < 1:
+        are_whole = all(isinstance(one, int) for one in (people, top_k, document_chars))
+        if not are_whole or not 5 <= people <= MOST_PEOPLE or top_k < 1 or document_chars < 1:
             raise ValueError(
-                f"people must be from 5 to {MOST_PEOPLE}, top_k and document_chars 1 or more; got {people}, {top_k}, "
-                f"{document_chars}"
+                f"people must be from 5 to {MOST_PEOPLE}, top_k and document_chars 1 or more, all whole numbers; got "
+                f"{people!r}, {top_k!r}, {document_chars!r}"
             )
         self._seed, self._hops, self._tagged = seed, tuple(hops), tagged
         self._top_k, self._document_chars = top_k, document_chars
         self._world = World(0, people)
         self._questions = Dataset(seed, **questions) if questions else None
-        self._retrieval = Retrieval(partial(_read_documents, corpus) if corpus else lambda: self._world.documents)
+        self._corpus, self._corpus_data = corpus, tuple[ReadData, ...]()
+        self._retrieval = Retrieval(lambda: _read_corpus(corpus)[0] if corpus else self._world.documents)
         self.tools = (self.search,)
 
     def size(self, split: Split) -> int | None:
@@ -79,13 +82,20 @@ class Search:
         return None if self._questions is None else self._questions.size(split)
 
     def read_data(self) -> tuple[ReadData, ...]:
-        """Read the files of questions; see `ReadsData`."""
-        return () if self._questions is None else self._questions.read_data()
+        """Read the files of questions and documents; see `ReadsData`."""
+        if self._questions is None:
+            return ()
+        self._corpus_data = self._corpus_data or (_read_corpus(self._corpus)[1],)
+        return self._questions.read_data() + self._corpus_data
+
+    def prepare_scoring(self) -> None:
+        """Read and index the documents, before the time of the first search begins. Raises TaskFileError."""
+        self._retrieval.prepare()
 
     def problem(self, split: Split, index: int) -> Problem:
-        """Return a question; held-out ones of the generated world ask for other people."""
+        """Return a question; held-out ones of the generated world ask for other people. Raises TaskFileError."""
         if self._questions is not None:
-            return self._questions.problem(split, index)
+            return _check_answers(self._questions.problem(split, index))
         seed = 0 if split == "held_out" else self._seed
         draw = Random(f"search {split} {seed} {index}")  # noqa: S311
         hops = draw.choice(self._hops)
@@ -107,7 +117,7 @@ class Search:
         answer = read_answer(text).strip()
         tagged = TAGGED.findall(answer)
         is_formed = len(tagged) == 1 if self._tagged else bool(answer) and "\n" not in answer
-        golds = [problem.answer, *map(str, problem.extra.get("answers") or ())]
+        golds = [problem.answer, *(problem.extra.get("answers") or ())]
         f1 = compute_f1(tagged[-1] if self._tagged and tagged else answer, golds)
         return Score(f1 * is_formed, {"f1": f1, "form": float(is_formed)})
 
@@ -122,12 +132,28 @@ class Search:
         return [*(f"@search {query}" for query in problem.extra["queries"]), answer]
 
 
-def _read_documents(path: str) -> list[str]:
+def _check_answers(problem: Problem) -> Problem:
+    """Return a question from files. Raises TaskFileError unless its further answers are a list of texts."""
+    answers = problem.extra.get("answers")
+    if answers is not None and not (isinstance(answers, list) and all(isinstance(one, str) for one in answers)):
+        raise TaskFileError(
+            f"`answers` of the question {problem.text!r:.60} must be a list of texts, got {show_value(answers)}"
+        )
+    return problem
+
+
+def _read_corpus(path: str) -> tuple[list[str], ReadData]:
     """Return the texts of a file with the columns `text` and, perhaps, `title`. Raises TaskFileError."""
-    rows = Source(path).open_rows(["title", "text"])
+    source = Source(path)
+    try:
+        rows = source.open_rows(["title", "text"])
+    except TaskFileError:
+        rows = source.open_rows(["text"])
     texts = []
     for number, row in enumerate(rows.scan()):
         if not isinstance(text := row.get("text"), str):
             raise TaskFileError(f"{rows.name_row(number)} needs a text in `text`, got {show_value(text)}")
         texts.append(f"{row['title']}: {text}" if row.get("title") else text)
-    return texts
+    if not any(map(split_words, texts)):
+        raise TaskFileError(f"{path} has no document with a word: name a file with the documents to search")
+    return texts, ReadData(path, len(texts), rows.hash_content())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 _WORD = re.compile(r"\w+")
+_INDEXING = threading.Lock()
+"""Searches run in several threads. It is no attribute, so that an environment can be sent to a child process."""
 
 
 def split_words(text: str) -> list[str]:
@@ -18,7 +20,7 @@ def split_words(text: str) -> list[str]:
 
 
 class Retrieval:
-    """Documents, read and indexed at the first query: processes that do not search need no index.
+    """Documents, which are read and indexed by `prepare` or the first query: the feeder, say, needs no index.
 
     Args:
         read: Returns the texts.
@@ -26,18 +28,22 @@ class Retrieval:
 
     def __init__(self, read: Callable[[], Sequence[str]]) -> None:
         self._read = read
+        self._indexed: tuple[Sequence[str], Any] | None = None
 
-    @cached_property
-    def _indexed(self) -> tuple[Sequence[str], Any]:
+    def prepare(self) -> tuple[Sequence[str], Any]:
+        """Return the texts and their index, which is built once. Raises what reading them raises."""
         import bm25s
 
-        texts, index = self._read(), bm25s.BM25()
-        index.index([split_words(text) for text in texts], show_progress=False)
-        return texts, index
+        with _INDEXING:
+            if self._indexed is None:
+                texts, index = self._read(), bm25s.BM25()
+                index.index([split_words(text) for text in texts], show_progress=False)
+                self._indexed = texts, index
+            return self._indexed
 
     def find(self, query: str, most: int) -> list[str]:
         """Return the documents that fit best, best first; of equals the earlier one; none without a word in common."""
-        texts, index = self._indexed
+        texts, index = self.prepare()
         words = [word for word in split_words(query) if word in index.vocab_dict]
         if not words:
             return []

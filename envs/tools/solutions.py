@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 from headrace.envs.contract import Environment, Problem, WorkedExample
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import Message, as_messages
+from headrace.envs.thoughts import read_answer
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
 from headrace.envs.tools.functions import find_tool, read_tools
@@ -109,7 +110,7 @@ class SolvedCalls:
         played = await play_solution(self, sub := self._build_sub_problem(call, problem))
         if played.fault:
             raise SolutionError(f"the sub-agent for {sub.text!r}: {played.fault}")
-        return build_outcome(SPAWN.name, played.turns[-1].answer, "", self._limits)
+        return build_outcome(SPAWN.name, read_answer(played.turns[-1].answer).strip(), "", self._limits)
 
 
 async def play_solution(solved: SolvedCalls, problem: Problem) -> SolutionPlayed:

@@ -12,6 +12,7 @@ from functools import partial
 from headrace.envs.chat import Chat
 from headrace.envs.contract import Actor, Environment, Episode, Problem, RoleTrajectory, Score
 from headrace.envs.isolation import IsolatedEnvironment, isolate
+from headrace.envs.thoughts import read_answer
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import AUTO, HERMES, choose_form, list_lacking
 from headrace.envs.tools.functions import BadArguments, Tool
@@ -231,7 +232,8 @@ class _Tree:
         agent.children.append(child)
         why = await self.play(child)
         self.tally.counts["unanswered"] += bool(why)
-        return build_outcome(SPAWN.name, f"error: no answer: {why}" if why else child.chat.text, "", self._limits)
+        told = f"error: no answer: {why}" if why else read_answer(child.chat.text).strip()
+        return build_outcome(SPAWN.name, told, "", self._limits)
 
 
 def _list_sequences(first: _Agent) -> dict[str, list[records.Sequence]]:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from headrace.envs.messages import as_messages
 from headrace.envs.tool_calls import ToolCall, parse_tool_calls
-from headrace.envs.tools.forms import write_hermes_call
 from headrace.infra.errors import UsageError
 from headrace.producers.engines.contract import (
     LOGPROB_CONVENTION,
@@ -33,7 +32,8 @@ from headrace.producers.engines.contract import (
 
 TOOLS, GIVEN, ANSWER, END = "\ue000", "\ue001", "\ue002", "\ue003"
 """Marks before tools, a message and an answer, and after an answer: characters of the private use area."""
-_OWN = str.maketrans("", "", TOOLS + GIVEN + ANSWER + END)
+_OWN = str.maketrans("", "", TOOLS + GIVEN + ANSWER + END + "\0")
+"""Leaves out marks, and NUL, at which `_split` cuts."""
 CONTEXT = 10_000_000
 HTTP_OK = 200
 
@@ -92,7 +92,7 @@ class MessageText:
 
 def _render_message(message: Mapping[str, Any]) -> str:
     if message["role"] == "assistant" and not message.get("tool_calls"):
-        return f"{ANSWER}{message['content']}{END}"
+        return f"{ANSWER}{message['content'].translate(_OWN)}{END}"
     return f"{GIVEN}{json.dumps(message, ensure_ascii=False).translate(_OWN)}"
 
 
@@ -118,21 +118,31 @@ def _split(text: str) -> list[str]:
 
 
 def show_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the calls of answers as an API has them, and with the call that each result belongs to."""
+    """Return messages with the calls of answers as an API has them, and with the call that each result belongs to.
+
+    An API has no invalid calls: their results become messages of the user, after the results of the others.
+    """
     shown: list[dict[str, Any]] = []
     waiting: list[str] = []
+    """Ids of the calls that wait for a result; empty ones of invalid calls."""
+    of_invalid: list[dict[str, Any]] = []
     for message in messages:
         made = dict(message)
+        if message["role"] != "tool":
+            shown, of_invalid = [*shown, *of_invalid], []
         if message["role"] == "assistant" and not message.get("tool_calls"):
-            calls = [call for call in parse_tool_calls(message["content"]) if isinstance(call, ToolCall)]
-            waiting = [f"call_{len(shown)}_{at}" for at in range(len(calls))]
-            if calls:
-                made["content"] = message["content"].partition("<tool_call>")[0]
-                made["tool_calls"] = [_write_call(name, call) for name, call in zip(waiting, calls, strict=True)]
+            calls = parse_tool_calls(message["content"])
+            waiting = [f"call_{len(shown)}_{at}" * isinstance(call, ToolCall) for at, call in enumerate(calls)]
+            both = zip(waiting, calls, strict=True)
+            if written := [_write_call(name, call) for name, call in both if isinstance(call, ToolCall)]:
+                made |= {"content": message["content"].partition("<tool_call>")[0], "tool_calls": written}
         elif message["role"] == "tool" and waiting:
-            made["tool_call_id"] = waiting.pop(0)
+            if not (name := waiting.pop(0)):
+                of_invalid.append({"role": "user", "content": message["content"]})
+                continue
+            made["tool_call_id"] = name
         shown.append(made)
-    return shown
+    return shown + of_invalid
 
 
 def _write_call(name: str, call: ToolCall) -> dict[str, Any]:
@@ -210,11 +220,16 @@ def _read_answer(url: str, answer: httpx2.Response) -> tuple[str, FinishReason]:
     try:
         choice = answer.json()["choices"][0]
         message = choice["message"]
-        calls = [
-            ToolCall(call["function"]["name"], json.loads(call["function"]["arguments"] or "{}"))
-            for call in message.get("tool_calls") or ()
-        ]
+        calls = [_write_as_given(call["function"]) for call in message.get("tool_calls") or ()]
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise EngineError(f"{url} did not answer with a chat completion: {answer.text[:400]}") from error
-    text = "\n".join([*filter(None, [message.get("content")]), *map(write_hermes_call, calls)])
+    text = "\n".join([*filter(None, [message.get("content")]), *calls])
     return text, "length" if choice.get("finish_reason") == "length" else "stop"
+
+
+def _write_as_given(function: Mapping[str, Any]) -> str:
+    """Return a call in the form of Hermes; arguments that are no JSON stay as they are, a bad call of the policy."""
+    given = function["arguments"] or "{}"
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'<tool_call>{{"name": {name}, "arguments": {arguments}}}</tool_call>'

@@ -1,7 +1,7 @@
 """Trajectories as documents of ATIF-v1.8, Harbor's trajectory format (https://harborframework.com), and back.
 
 A document holds one sequence: the first one of a trajectory, and the others inside it as `subagent_trajectories`. What
-ATIF has no field for stands in `extra`. Attachments and experts of tokens are left out.
+ATIF has no field for stands in `extra`. docs/archive.md says what is left out.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _build_of_sequence(
             extra["reward"] = span.reward
         if span.kind == "generated":
             steps.append(_build_generated(sequence, span, at, decode(ids), extra))
-        elif span.kind == "observation" and steps and steps[-1]["source"] == "agent":
+        elif span.kind == "observation" and steps and steps[-1].get("llm_call_count"):
             result = {"content": decode(ids), "extra": {**extra, "token_ids": ids}}
             calls = steps[-1].get("tool_calls", ())
             if len(calls) == 1:
@@ -132,14 +132,18 @@ def read_document(document: Mapping[str, Any]) -> records.Trajectory:
     Every agent step needs `prompt_token_ids`, `completion_token_ids` and `logprobs`. If the prompt of a step does not
     begin with the tokens before it, a new sequence begins. Copied steps are left out. Raises AtifError.
     """
+    try:
+        return _read_trajectory(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise AtifError(f"this is no valid document of ATIF: {type(error).__name__}: {error}") from error
+
+
+def _read_trajectory(document: Mapping[str, Any]) -> records.Trajectory:
     if not str(document.get("schema_version", "")).startswith("ATIF-v1."):
         raise AtifError(f"this is no document of ATIF-v1: its schema_version is {document.get('schema_version')!r}")
     sequences: list[records.Sequence] = []
-    try:
-        for one in (document, *(document.get("subagent_trajectories") or ())):
-            sequences += _read_sequences(one, len(sequences))
-    except (KeyError, TypeError, ValueError) as error:
-        raise AtifError(f"this is no valid document of ATIF: {type(error).__name__}: {error}") from error
+    for one in (document, *(document.get("subagent_trajectories") or ())):
+        sequences += _read_sequences(one, len(sequences))
     extra = document.get("extra") or {}
     return records.Trajectory(
         id=document.get("trajectory_id") or "",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
@@ -36,7 +35,7 @@ def export_atif(source: str | Path, policy: str | None, file: Path) -> Trajector
     decode = partial(tokenizer.decode, skip_special_tokens=False) if tokenizer is not None else lambda _ids: ""
     release = version("headrace")
     read, whole = 0, archive.manifest.topics[topic].records
-    with _open_new(file) as out, open_progress("exporting") as tell:
+    with _open_new(file) as write, open_progress("exporting") as tell:
         for partition_id in archive.partitions(topic):
             fates, seen = read_fates(archive, name, partition_id[1]), set[GroupId]()
             for message in archive.messages(partition_id):
@@ -46,9 +45,12 @@ def export_atif(source: str | Path, policy: str | None, file: Path) -> Trajector
                 key = GroupId.of(group)
                 for trajectory in group.trajectories:
                     outcome, reason, _ = (REPEATED, "", []) if key in seen else fates.of(key, trajectory.id)
+                    if not trajectory.sequences:
+                        done.skipped["empty"] += 1
+                        continue
                     document = build_document(group, trajectory, decode, release)
                     document["extra"] |= {"outcome": outcome, "reason": reason}
-                    out.write(json.dumps(document, ensure_ascii=False) + "\n")
+                    write(json.dumps(document, ensure_ascii=False) + "\n")
                     done.rows, done.trajectories = done.rows + 1, done.trajectories + 1
                     done.outcomes[outcome] += 1
                 seen.add(key)
@@ -58,16 +60,32 @@ def export_atif(source: str | Path, policy: str | None, file: Path) -> Trajector
 
 
 @contextmanager
-def _open_new(path: Path) -> Iterator[IO[str]]:
-    """Open a new file, which appears only when complete. Raises UsageError."""
+def _open_new(path: Path) -> Iterator[Callable[[str], None]]:
+    """Give what writes into a new file, which appears only when complete. Raises UsageError."""
     if path.exists():
         raise UsageError(f"{path} already exists: give another file by --to, or remove it")
     growing = path.with_name(f".{path.name}.part")
     try:
-        with growing.open("w", encoding="utf-8") as file:
-            yield file
-        growing.rename(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error}") from error
+        with _tell_unwritable(path):
+            file = growing.open("w", encoding="utf-8")
+
+        def write(text: str) -> None:
+            with _tell_unwritable(path):
+                file.write(text)
+
+        with file:
+            yield write
+            with _tell_unwritable(path):
+                file.flush()
+        with _tell_unwritable(path):
+            growing.rename(path)
     finally:
         growing.unlink(missing_ok=True)
+
+
+@contextmanager
+def _tell_unwritable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error}") from error

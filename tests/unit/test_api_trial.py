@@ -85,6 +85,26 @@ def test_a_model_calls_tools_over_several_turns_and_is_scored() -> None:
     assert (said["content"], json.loads(said["tool_calls"][0]["function"]["arguments"]).keys()) == ("", {"name"})
 
 
+def test_an_invalid_call_is_a_bad_call_of_the_policy_and_results_of_the_others_keep_their_ids() -> None:
+    def answer(asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if len(asked["messages"]) > 1:
+            return 200, {"choices": [{"message": {"content": "a\0b"}, "finish_reason": "stop"}]}
+        made = [{"function": {"name": "get", "arguments": '{"name": '}}, call(1, "get", name="q"), call(2, "no")]
+        return 200, {"choices": [{"message": {"content": None, "tool_calls": made}, "finish_reason": "stop"}]}
+
+    with serve(answer) as (url, seen):
+        tried = try_with_api(REQUEST, Api(url, "m"))
+
+    [played] = tried.played
+    assert (played.parts["bad_calls"], played.parts["unknown_tools"]) == (1, 1)
+    assert played.conversations[0].messages[-1]["content"] == "ab"
+    _, said, first, second, bad = seen[-1][2]["messages"]
+    ids = [one["id"] for one in said["tool_calls"]]
+    assert [one["tool_call_id"] for one in (first, second)] == ids
+    assert [first["name"], json.loads(said["tool_calls"][0]["function"]["arguments"])] == ["get", {"name": "q"}]
+    assert (bad["role"], bad["content"][:12]) == ("user", "error: the t")
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
@@ -113,6 +133,7 @@ def test_an_endpoint_that_is_away_is_said_and_wrong_options_are_refused() -> Non
 def test_messages_and_tools_come_back_from_the_text_that_they_are_rendered_to() -> None:
     text, tools = MessageText(), [{"function": {"name": "get"}}]
     messages = [{"role": "user", "content": "a\n\ue001b"}, {"role": "assistant", "content": "c"}]
+    assert read_messages(text.render([{"role": "assistant", "content": "\0c\ue001"}]))[0] == messages[1:]
     read, known = read_messages(text.render(messages, tools))
     assert (read, known) == ([{"role": "user", "content": "a\nb"}, messages[1]], tools)
     assert text.render([*messages, messages[0]], tools).startswith(text.render(messages[:1], tools) + "c\ue003")

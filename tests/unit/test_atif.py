@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from test_export import outcome, played, written
 
 from headrace.infra.errors import UsageError
+from headrace.ops.offline import atif_export
 from headrace.ops.offline.atif import AtifError, build_document, read_document
 from headrace.ops.offline.atif_export import export_atif
+from headrace.schemas import codec
 from headrace.schemas.records import Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 
 CALL = '<tool_call>{"name": "get", "arguments": {"key": "a"}}</tool_call>'
@@ -58,6 +61,14 @@ def test_a_trajectory_comes_back_as_it_was() -> None:
     assert repr(read_document(build())) == repr(WHOLE)
 
 
+def test_an_observation_after_injected_tokens_comes_back() -> None:
+    spans = tuple(Span(kind, 1, 0) for kind in ("prompt", "injected", "observation"))
+    nothing, versions = np.zeros(3, np.float32), np.array([-1, 3], np.int32)
+    whole = Trajectory("sums:7:1", sequences=(Sequence(np.array([1, 2, 3], np.int32), nothing, versions, spans=spans),))
+    [read] = read_document(build_document(GROUP, whole, str, "1")).sequences
+    assert (read.ids.tolist(), read.spans) == ([1, 2, 3], spans)
+
+
 def test_a_document_has_turns_calls_results_and_sub_agents_where_readers_look_for_them() -> None:
     made = build()
     assert [(step["step_id"], step["source"], step.get("llm_call_count")) for step in made["steps"]] == [
@@ -100,6 +111,8 @@ def test_documents_of_other_programs_are_read_by_their_tokens_alone() -> None:
         (lambda made: made["steps"][1]["metrics"].pop("logprobs"), "step 2 has no logprobs"),
         (lambda made: made["steps"][1]["metrics"]["logprobs"].pop(), "2 completion_token_ids and 1 logprobs"),
         (lambda made: made.pop("steps"), "no valid document"),
+        (lambda made: made.update(steps="abc"), "no valid document"),
+        (lambda made: made.update(extra=[1]), "no valid document"),
     ],
 )
 def test_what_is_wrong_with_a_document_is_said(change: Any, told: str) -> None:
@@ -107,6 +120,8 @@ def test_what_is_wrong_with_a_document_is_said(change: Any, told: str) -> None:
     change(made)
     with pytest.raises(AtifError, match=told):
         read_document(made)
+    with pytest.raises(AtifError, match="no valid document"):
+        read_document([made])  # type: ignore[arg-type]
 
 
 def test_an_archive_becomes_a_file_of_documents_with_their_outcomes(tmp_path: Path) -> None:
@@ -120,3 +135,21 @@ def test_an_archive_becomes_a_file_of_documents_with_their_outcomes(tmp_path: Pa
     with pytest.raises(UsageError, match="already exists"):
         export_atif(source, None, tmp_path / "out.jsonl")
     assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_trajectories_without_a_sequence_are_counted_and_an_archive_that_cannot_be_read_is_not_told_as_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = codec.encode(replace(GROUP, run_id="run-1", trajectories=(replace(WHOLE, sequences=()),)))
+    source = written(tmp_path / "a", [replace(played(0), value=empty)])
+    done = export_atif(source, None, tmp_path / "out.jsonl")
+    assert (done.rows, done.skipped) == (0, {"empty": 1})
+
+    def fail(*_: object) -> None:
+        raise OSError("bad disk")
+
+    with pytest.raises(UsageError, match="cannot write"):
+        export_atif(source, None, tmp_path / "none" / "out.jsonl")
+    monkeypatch.setattr(atif_export, "read_group", fail)
+    with pytest.raises(OSError, match="bad disk"):  # a UsageError is none
+        export_atif(source, None, tmp_path / "again.jsonl")

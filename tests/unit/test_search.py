@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from headrace.envs.contract import Problem
 from headrace.envs.data.rows import TaskFileError
 from headrace.envs.search.environment import Search
 from headrace.envs.search.retrieval import Retrieval, compute_f1
+from headrace.envs.tool_calls import ToolCall
 from headrace.envs.tools.outcomes import Limits
 from headrace.envs.tools.solutions import SolvedCalls, play_solution
 
@@ -69,12 +73,71 @@ def test_own_documents_and_questions_take_the_place_of_the_world(tmp_path: Path)
     assert 0 < world.size("held_out") < world.size("train")  # type: ignore[operator]
     assert world.search("Rome") == "Rome: has a river, the Tiber"
     assert world.score(world.problem("train", 0), "the tiber").reward == 1
-    (tmp_path / "docs.jsonl").write_text('{"title": "Rome"}\n')
-    with pytest.raises(TaskFileError, match=r"docs.jsonl:1 needs a text"):
-        Search(1, corpus=str(tmp_path / "docs.jsonl"), questions=questions).search("Rome")
+    assert [one.rows for one in world.read_data()] == [20, 2]
+
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": ["a river"]}), tmp_path / "docs.parquet")
+    assert Search(1, corpus=str(tmp_path / "docs.parquet"), questions=questions).search("river") == "a river"
 
 
-@pytest.mark.parametrize("settings", [{"hops": [0]}, {"hops": []}, {"people": 4}, {"top_k": 0}, {"corpus": "x"}])
+@pytest.mark.parametrize(
+    ("docs", "answers", "told"),
+    [
+        ('{"title": "Rome"}\n', ["x"], "docs.jsonl:1 needs a text"),
+        ("", ["x"], "docs.jsonl has no document"),
+        ('{"text": "."}\n', ["x"], "docs.jsonl has no document"),
+        ('{"text": "Rome"}\n', "the Tiber", "must be a list of texts, got str 'the Tiber'"),
+        ('{"text": "Rome"}\n', [1], "must be a list of texts"),
+    ],
+)
+def test_bad_documents_and_questions_are_refused_before_an_episode(
+    tmp_path: Path, docs: str, answers: object, told: str
+) -> None:
+    (tmp_path / "docs.jsonl").write_text(docs)
+    row = json.dumps({"problem": "river?", "answer": "Tiber", "answers": answers})
+    (tmp_path / "asked.jsonl").write_text(row)
+    questions = {"path": str(tmp_path / "asked.jsonl"), "keep": ["answers"], "held_out": 0, "instruction": ""}
+    world = Search(1, corpus=str(tmp_path / "docs.jsonl"), questions=questions)
+    with pytest.raises(TaskFileError, match=told):  # noqa: PT012 - either of them
+        world.read_data()
+        world.problem("train", 0)
+
+
+def test_the_index_is_built_once_and_before_the_time_of_the_first_search_begins() -> None:
+    def read() -> list[str]:
+        reads.append(1)
+        time.sleep(0.2)
+        return ["tea"]
+
+    reads: list[int] = []
+    retrieval = Retrieval(read)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: retrieval.find("tea", 1), range(4))) == [["tea"]] * 4
+    assert len(reads) == 1
+
+    class Slow(Search):
+        def prepare_scoring(self) -> None:
+            self._retrieval = Retrieval(partial(_read_slowly, ["tea"]))
+            super().prepare_scoring()
+
+    solved = SolvedCalls(Slow(1), Limits(call_limit_s=1))
+    with solved.isolated.open_episode() as env:
+        [outcome] = asyncio.run(solved.answer([ToolCall("search", {"query": "tea"})], env, Problem("", "")))
+    assert outcome.text == "tea"
+
+
+def _read_slowly(texts: list[str]) -> list[str]:
+    time.sleep(1.5)
+    return texts
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hops": [0]}, {"hops": []}, {"hops": 1}, {"hops": "12"}, {"people": 4}, {"people": 901}, {"people": "x"},
+        {"top_k": 0}, {"corpus": "x"},
+    ],
+)  # fmt: skip
 def test_settings_out_of_their_range_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"must be|belong together"):
         Search(1, **settings)  # type: ignore[arg-type]

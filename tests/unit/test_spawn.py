@@ -57,6 +57,14 @@ class Nested(Solver):
         return SPLITS if len(asked) == 1 else "done"
 
 
+class Thinking(Solver):
+    """Its agents think before they answer."""
+
+    def answer(self, asked: Sequence[str]) -> str:
+        """Return a thought and the answer."""
+        return f"<think>so it is</think>\n\n{super().answer(asked)}"
+
+
 def play(kind: type[Solver], folder: Path, *roles: str, **settings: Any) -> tuple[Episode, Solver]:
     tokenizer, room = save_tokenizer(folder), EngineRoom(1)
     engine: Any = kind(tokenizer, room)
@@ -78,6 +86,19 @@ def test_agents_start_others_and_read_their_answers(tmp_path: Path) -> None:
         ("main.2", 0, None),
     ]
     assert not any(find_sequence_fault(one, 9) for one in made.sequences)
+
+
+def test_thoughts_of_an_agent_are_not_read_by_the_one_that_started_it(tmp_path: Path) -> None:
+    class Thoughtful(SplitSums):
+        def solve(self, problem: Problem) -> Sequence[str]:
+            return [f"<think>so it is</think>\n{answer}" for answer in super().solve(problem)]
+
+    _, engine = play(Thinking, tmp_path)
+    assert "= 8\n= 13\n" in engine.read
+
+    solved, problem = SolvedCalls(Thoughtful(1), Limits(), with_agents=True), WORLD.problem("train", 0)
+    played = asyncio.run(play_solution(solved, problem))
+    assert (played.fault, sum(map(int, played.turns[0].results))) == ("", int(problem.answer))
 
 
 def test_four_agents_that_start_four_each_end_in_an_engine_of_one_place(tmp_path: Path) -> None:
@@ -141,3 +162,13 @@ def test_worked_solutions_of_a_tree_are_played_and_taught_agent_by_agent() -> No
         (3, False, True),
         (1, False, False),
     }
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_held_out_sums_are_in_no_other_split_whatever_their_letter(most: int) -> None:
+    world = SplitSums(3, most=most)
+    held_out, train, warm_start = (
+        {world.problem(split, index).text[1:] for index in range(300)} for split in ("held_out", "train", "warm_start")
+    )
+    assert held_out
+    assert not held_out & (train | warm_start)
