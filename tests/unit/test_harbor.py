@@ -148,7 +148,7 @@ def test_a_folder_with_tasks_that_cannot_be_played_is_refused(tmp_path: Path) ->
         with pytest.raises(ValueError, match=why):
             load_environment("harbor", 1, {"path": str(tmp_path / path)})
     for settings, why in (
-        ({"box": "nope"}, "'nope' is not known; take one of namespaces, or your own"),
+        ({"box": "nope"}, "'nope' is not known; take one of sandlock, namespaces, or your own"),
         ({"held_out": "x"}, "held_out must be a number, got 'x'"),
     ):
         with pytest.raises(ValueError, match=why):
