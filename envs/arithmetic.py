@@ -7,7 +7,7 @@ the first eighth is `held_out`, the next quarter `warm_start` and the rest `trai
 `sum1` is the tier that a model of 100,000 parameters learns in minutes. There are only 100 sums of two one-digit
 numbers, so its problems also have a name for the unknown (`kx=3+4?`), which must be ignored. A held-out problem was
 never seen, but its sum was, under other names. So `sum1` measures whether sums are learnt, not whether the policy
-generalises to unseen sums; for that use `carry`, sums of a two-digit number and one below 20, or a later tier.
+generalises to unseen sums; for that use `sum2` or higher.
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ def _split_digits(code: int, *bases: int) -> list[int]:
 def _make_sum1(code: int) -> PromptAndAnswer:
     first, second, a, b = _split_digits(code, 26, 26, 10, 10)
     return f"{string.ascii_lowercase[first]}{string.ascii_lowercase[second]}={a}+{b}?", Fraction(a + b)
-
-
-def _make_carry(code: int) -> PromptAndAnswer:
-    a, b = _split_digits(code, 90, 20)
-    return f"{10 + a}+{b}=", Fraction(10 + a + b)
 
 
 def _make_sum2(code: int) -> PromptAndAnswer:
@@ -114,7 +109,6 @@ TIERS = {
     tier.name: tier
     for tier in (
         Tier("sum1", 26 * 26 * 10 * 10, _make_sum1),
-        Tier("carry", 90 * 20, _make_carry),
         Tier("sum2", 90 * 90, _make_sum2),
         Tier("sum3", 900 * 900, _make_sum3),
         Tier("chain", 90**3, _make_chain),

@@ -42,7 +42,7 @@ def score_in_child(environment: Environment, problem: Problem, text: str) -> Sco
         where = locate_function(environment.score)
         what = f"the result of `score` of environment {environment.name}{where} is no Score(reward, parts), so it"
         found = Score(check_number(what, found))
-    _refuse_not_finite(environment.name, found)
+    _refuse_not_finite(f"{environment.name}{locate_function(environment.score)}", found)
     return Score(found.reward, getattr(found, "parts", {}))
 
 

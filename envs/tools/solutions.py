@@ -192,6 +192,10 @@ class SolutionExamples:
             for answer in answers:
                 calls = parse_short_calls(answer, self._tools)
                 outcomes = await self._solved.answer(calls, env, problem)
+                if bad := next((one for one in outcomes if one.kind), None):
+                    raise SolutionError(
+                        f"the worked solution of {problem.task_id} is wrong: {_describe(bad)}. `headrace try` plays it"
+                    )
                 messages.append({"role": "assistant", "content": self._write(answer)})
                 messages += build_observations(self._form, outcomes)
         return messages

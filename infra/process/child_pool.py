@@ -185,7 +185,9 @@ class Session:
             self._child.sessions += 1
         child = self._child
         if child.death:
-            raise ChildDied(f"the child process that kept the state of this episode {child.death}", child.at)
+            raise ChildDied(
+                f"what earlier calls of this episode left is lost: their child process {child.death}", child.at
+            )
         await child.wait_until_ready()
         return child
 

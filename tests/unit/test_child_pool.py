@@ -178,7 +178,7 @@ def test_a_call_that_ends_its_child_fails_by_name_and_a_session_that_has_state_t
             await session.call(call(function))
         assert raised.value.is_own
         assert function is leave or raised.value.at.endswith("in crash")
-        with pytest.raises(ChildDied, match=f"that kept the state of this episode {says}"):
+        with pytest.raises(ChildDied, match=f"of this episode left is lost: their child process {says}"):
             await session.call(call(sleep, 0))
 
     assert run(step) == [None]
