@@ -14,17 +14,13 @@ from headrace.infra.errors import UsageError
 from headrace.infra.progress import open_progress
 from headrace.ops.offline.atif import build_document
 from headrace.ops.offline.exporter import (
-    EXPORT_REPORT_EVERY,
-    REPEATED,
     Exported,
     TrajectoryTable,
     build_table,
     choose_topic,
+    iterate_groups,
     load_tokenizer,
-    read_fates,
-    read_group,
 )
-from headrace.schemas.ids import GroupId
 
 
 def export_atif(source: str | Path, policy: str | None, file: Path) -> TrajectoryTable:
@@ -34,28 +30,18 @@ def export_atif(source: str | Path, policy: str | None, file: Path) -> Trajector
     done, tokenizer = Exported(), load_tokenizer(archive, name)
     decode = partial(tokenizer.decode, skip_special_tokens=False) if tokenizer is not None else lambda _ids: ""
     release = version("headrace")
-    read, whole = 0, archive.manifest.topics[topic].records
     with _open_new(file) as write, open_progress("exporting") as tell:
-        for partition_id in archive.partitions(topic):
-            fates, seen = read_fates(archive, name, partition_id[1]), set[GroupId]()
-            for message in archive.messages(partition_id):
-                read += 1
-                if (group := read_group(archive, message, done)) is None:
+        for group, find_fate in iterate_groups(archive, name, topic, done, tell):
+            for trajectory in group.trajectories:
+                if not trajectory.sequences:
+                    done.skipped["empty"] += 1
                     continue
-                key = GroupId.of(group)
-                for trajectory in group.trajectories:
-                    outcome, reason, _ = (REPEATED, "", []) if key in seen else fates.of(key, trajectory.id)
-                    if not trajectory.sequences:
-                        done.skipped["empty"] += 1
-                        continue
-                    document = build_document(group, trajectory, decode, release)
-                    document["extra"] |= {"outcome": outcome, "reason": reason}
-                    write(json.dumps(document, ensure_ascii=False) + "\n")
-                    done.rows, done.trajectories = done.rows + 1, done.trajectories + 1
-                    done.outcomes[outcome] += 1
-                seen.add(key)
-                if read % EXPORT_REPORT_EVERY == 0:
-                    tell(read, whole)
+                outcome, reason, _ = find_fate(trajectory.id)
+                document = build_document(group, trajectory, decode, release)
+                document["extra"] |= {"outcome": outcome, "reason": reason}
+                write(json.dumps(document, ensure_ascii=False) + "\n")
+                done.rows, done.trajectories = done.rows + 1, done.trajectories + 1
+                done.outcomes[outcome] += 1
     return build_table(archive, str(source), file, (name, topic), done, has_texts=tokenizer is not None)
 
 

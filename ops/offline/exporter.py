@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ REPEATED, UNKNOWN = "repeated", "unknown"
 """Outcome of a repeated group, and of a group without an outcome in the archive."""
 
 ExportedRow = dict[str, Any]
+FindFate = Callable[[str], tuple[str, str, list[int]]]
+"""Returns verdict, reason and versions of a trajectory by its id."""
 
 
 @dataclass(slots=True)
@@ -116,20 +119,10 @@ def export(source: str | Path, policy: str | None, file: Path) -> TrajectoryTabl
     archive = Archive(source)
     name, topic = choose_topic(archive, policy)
     done, tokenizer = Exported(), load_tokenizer(archive, name)
-    whole = archive.manifest.topics[topic].records
-    read = 0
     with ParquetFile(file) as out, open_progress("exporting") as tell:
-        for partition_id in archive.partitions(topic):
-            fates = read_fates(archive, name, partition_id[1])
-            seen: set[GroupId] = set()
-            for message in archive.messages(partition_id):
-                read += 1
-                group = read_group(archive, message, done)
-                if group is not None:
-                    for row in _build_rows(group, fates, seen, tokenizer, done):
-                        out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
-                if read % EXPORT_REPORT_EVERY == 0:
-                    tell(read, whole)
+        for group, find_fate in iterate_groups(archive, name, topic, done, tell):
+            for row in _build_rows(group, find_fate, tokenizer, done):
+                out.write({"run": archive.manifest.run, "run_id": group.run_id, "policy": name, **row})
     return build_table(archive, str(source), file, (name, topic), done, has_texts=tokenizer is not None)
 
 
@@ -165,6 +158,27 @@ def choose_topic(archive: Archive, policy: str | None) -> tuple[str, str]:
     return name, topic
 
 
+def iterate_groups(
+    archive: Archive, policy: str, topic: str, done: Exported, tell: Callable[[int, int], None]
+) -> Iterator[tuple[TrajectoryGroup, FindFate]]:
+    """Yield the groups of a topic, each with what finds the fate of a trajectory; `tell` gets records read, and all."""
+    read, whole = 0, archive.manifest.topics[topic].records
+    for partition_id in archive.partitions(topic):
+        fates, seen = _read_fates(archive, policy, partition_id[1]), set[GroupId]()
+        for message in archive.messages(partition_id):
+            read += 1
+            if (group := _read_group(archive, message, done)) is not None:
+                key = GroupId.of(group)
+                yield group, _tell_repeated if key in seen else partial(fates.of, key)
+                seen.add(key)
+            if read % EXPORT_REPORT_EVERY == 0:
+                tell(read, whole)
+
+
+def _tell_repeated(_trajectory_id: str) -> tuple[str, str, list[int]]:
+    return REPEATED, "", []
+
+
 def load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
     """Return the tokenizer of the policy's weights; None if the weights are not archived."""
     topic = archive.topics.weights(policy)
@@ -183,7 +197,7 @@ def load_tokenizer(archive: Archive, policy: str) -> Tokenizer | None:
 # ---------------------------------------------------------------------------------------------------------------- fates
 
 
-def read_fates(archive: Archive, policy: str, partition: int) -> GroupFates:
+def _read_fates(archive: Archive, policy: str, partition: int) -> GroupFates:
     """Read what happened to the groups of a partition, which has the same number on every topic of the policy."""
     fates, run_id = GroupFates(), archive.manifest.run_id
     for message in _iterate_messages(archive, (archive.topics.outcomes(policy), partition)):
@@ -211,7 +225,7 @@ def _iterate_messages(archive: Archive, partition_id: PartitionId) -> Iterator[M
 # ----------------------------------------------------------------------------------------------------------------- rows
 
 
-def read_group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
+def _read_group(archive: Archive, message: Message, done: Exported) -> TrajectoryGroup | None:
     """Return the group of a trajectories or curated record; count a record without a group, and return None."""
     try:
         value = message.value
@@ -236,14 +250,11 @@ def read_group(archive: Archive, message: Message, done: Exported) -> Trajectory
 
 
 def _build_rows(
-    group: TrajectoryGroup, fates: GroupFates, seen: set[GroupId], tokenizer: Tokenizer | None, done: Exported
+    group: TrajectoryGroup, find_fate: FindFate, tokenizer: Tokenizer | None, done: Exported
 ) -> Iterator[ExportedRow]:
-    key = GroupId.of(group)
-    is_first = key not in seen
-    seen.add(key)
     beside = _build_group_columns(group)
     for trajectory in group.trajectories:
-        outcome, reason, versions = fates.of(key, trajectory.id) if is_first else (REPEATED, "", [])
+        outcome, reason, versions = find_fate(trajectory.id)
         done.trajectories += 1
         done.outcomes[outcome] += 1
         beside |= {"outcome": outcome, "reason": reason, "trained_versions": versions}

@@ -12,7 +12,7 @@ import pytest
 from test_export import outcome, played, written
 
 from headrace.infra.errors import UsageError
-from headrace.ops.offline import atif_export
+from headrace.ops.offline import exporter
 from headrace.ops.offline.atif import AtifError, build_document, read_document
 from headrace.ops.offline.atif_export import export_atif
 from headrace.schemas import codec
@@ -150,6 +150,6 @@ def test_trajectories_without_a_sequence_are_counted_and_an_archive_that_cannot_
 
     with pytest.raises(UsageError, match="cannot write"):
         export_atif(source, None, tmp_path / "none" / "out.jsonl")
-    monkeypatch.setattr(atif_export, "read_group", fail)
+    monkeypatch.setattr(exporter, "_read_group", fail)
     with pytest.raises(OSError, match="bad disk"):  # a UsageError is none
         export_atif(source, None, tmp_path / "again.jsonl")
