@@ -90,13 +90,14 @@ class SolvedCalls:
         """Return the outcomes of the calls of one answer. Raises SolutionError for a sub-agent's wrong solution."""
         return [await self._answer(call, env, problem) for call in calls]
 
-    def list_problems(self, problem: Problem) -> Iterator[Problem]:
-        """Yield a problem, and those of the sub-agents that its solution starts."""
-        yield problem
-        for answer in take_answers(self.environment, problem):
+    def list_solutions(self, problem: Problem) -> Iterator[tuple[Problem, list[str]]]:
+        """Yield a problem with its answers, and those of the sub-agents that these start. Raises SolutionError."""
+        answers = take_answers(self.environment, problem)
+        yield problem, answers
+        for answer in answers:
             for call in parse_short_calls(answer, self.tools):
                 if self._is_spawn(call):
-                    yield from self.list_problems(self._build_sub_problem(call, problem))
+                    yield from self.list_solutions(self._build_sub_problem(call, problem))
 
     def _is_spawn(self, call: ToolCall | InvalidToolCall) -> TypeGuard[ToolCall]:
         return SPAWN in self.tools and isinstance(call, ToolCall) and call.name == SPAWN.name
@@ -176,11 +177,9 @@ class SolutionExamples:
 
     def example(self, index: int) -> WorkedExample:
         """Return one turn of the solution of a problem of the split `warm_start`. Raises SolutionError."""
-        environment = self._solved.environment
-        problems = list(self._solved.list_problems(environment.problem("warm_start", index)))
-        turns = [(one, turn) for one in problems for turn in range(len(take_answers(environment, one)))]
-        problem, turn = turns[derive_seed("turn", index) % len(turns)]
-        answers = take_answers(environment, problem)
+        solutions = self._solved.list_solutions(self._solved.environment.problem("warm_start", index))
+        turns = [(problem, answers, turn) for problem, answers in solutions for turn in range(len(answers))]
+        problem, answers, turn = turns[derive_seed("turn", index) % len(turns)]
         messages = [*as_messages(problem.prompt), *asyncio.run(self._play(answers[:turn], problem))]
         schemas = [tool.schema for tool in self._tools] if self._form == HERMES else ()
         return WorkedExample(messages, self._write(answers[turn]), problem.template_arguments, schemas)
