@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.envs.contract import Environment, Problem
 from headrace.envs.messages import show_value
@@ -22,15 +22,8 @@ def spawn(task: str) -> str:
 SPAWN = read_tool(spawn)
 
 
-class GivesTasks(Protocol):
-    """An environment that decides what a sub-agent gets, and can score and solve it."""
-
-    def sub_problem(self, problem: Problem, task: str) -> Problem:
-        """Return the problem of a sub-agent, which the agent of `problem` has started on a task."""
-
-
 def has_sub_problems(environment: object) -> bool:
-    """Return whether an environment, isolated or not, decides what a sub-agent gets."""
+    """Return whether an environment, isolated or not, has `sub_problem(problem, task)`: the problem of a sub-agent."""
     return callable(getattr(environment, "sub_problem", None))
 
 

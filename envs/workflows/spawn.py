@@ -141,9 +141,17 @@ async def spawn(  # noqa: PLR0913 - the settings by name
             "method `sub_problem(problem, task)`"
         )
     with isolate(env) as isolated:
-        tree = _Tree(isolated, actors, Limits(call_limit_s, observation_chars), calls, credit == "agent")
-        tree.max_turns, tree.max_depth, tree.max_children = max_turns, max_depth, max_children
-        tree.budget = Budget(budget_answers, budget_tokens)
+        tree = _Tree(
+            isolated,
+            actors,
+            Limits(call_limit_s, observation_chars),
+            calls,
+            credit == "agent",
+            max_turns,
+            max_depth,
+            max_children,
+            Budget(budget_answers, budget_tokens),
+        )
         first = tree.begin(MAIN, next(role for role in actors if role != SUB or len(actors) == 1), problem)
         await tree.play(first)
         score = await isolated.score_in_child(problem, first.chat.text)
@@ -157,27 +165,31 @@ async def spawn(  # noqa: PLR0913 - the settings by name
     return made
 
 
+@dataclass(eq=False, slots=True)
 class _Tree:
     """The agents of one episode, and what they share."""
 
+    env: IsolatedEnvironment
+    actors: Mapping[str, Actor]
+    limits: Limits
+    calls: str
+    scores_agents: bool
     max_turns: int
     max_depth: int
     max_children: int
     budget: Budget
+    known: Sequence[Tool] = field(init=False)
+    """What an agent may call that may start others."""
+    tally: Tally = field(default_factory=Tally)
 
-    def __init__(
-        self, env: IsolatedEnvironment, actors: Mapping[str, Actor], limits: Limits, calls: str, scores_agents: bool
-    ) -> None:
-        self.tally = Tally()
-        self._env, self._actors, self._limits, self._calls = env, actors, limits, calls
-        self._scores_agents = scores_agents
-        self._known = list_callable(env)
+    def __post_init__(self) -> None:
+        self.known = list_callable(self.env)
 
     def begin(self, agent_id: str, role: str, problem: Problem, parent: _Agent | None = None) -> _Agent:
         """Begin the conversation of an agent."""
-        actor, depth = self._actors[role], 0 if parent is None else parent.depth + 1
-        known = self._known if depth < self.max_depth else [tool for tool in self._known if tool is not SPAWN]
-        form = choose_form(self._calls, actor, known, problem)
+        actor, depth = self.actors[role], 0 if parent is None else parent.depth + 1
+        known = self.known if depth < self.max_depth else [tool for tool in self.known if tool is not SPAWN]
+        form = choose_form(self.calls, actor, known, problem)
         schemas = [tool.schema for tool in known] if form == HERMES else ()
         arguments = problem.template_arguments
         chat = Chat(actor, role, problem.prompt, tools=schemas, template_arguments=arguments, agent_id=agent_id)
@@ -192,17 +204,17 @@ class _Tree:
 
         why = await play_turns(
             agent.chat,
-            self._actors[agent.role],
+            self.actors[agent.role],
             agent.form,
             agent.known,
             answer,
             tally=self.tally,
             max_turns=self.max_turns,
             budget=self.budget,
-            score_turn=partial(self._env.score_turn, agent.problem),
+            score_turn=partial(self.env.score_turn, agent.problem),
         )
-        if agent.parent is not None and self._scores_agents:
-            agent.score = await self._env.score_in_child(agent.problem, agent.chat.text)
+        if agent.parent is not None and self.scores_agents:
+            agent.score = await self.env.score_in_child(agent.problem, agent.chat.text)
         return why
 
     async def _answer(self, agent: _Agent, asked: Sequence[ToolCall | InvalidToolCall]) -> Sequence[Outcome]:
@@ -213,27 +225,27 @@ class _Tree:
                 started += 1
                 running.append(self._spawn(agent, call, is_refused=started > self.max_children))
             else:
-                running.append(answer_call(call, agent.known, self._env, agent.problem, self._limits))
+                running.append(answer_call(call, agent.known, self.env, agent.problem, self.limits))
         return await run_together(running)
 
     async def _spawn(self, agent: _Agent, call: ToolCall, *, is_refused: bool) -> Outcome:
         if is_refused:
             self.tally.counts["refused"] += 1
             why = f"error: one answer may start {self.max_children} agents"
-            return build_outcome(SPAWN.name, why, "", self._limits)
+            return build_outcome(SPAWN.name, why, "", self.limits)
         try:
             task = SPAWN.read_arguments(call.arguments)["task"]
         except BadArguments as error:
-            return build_outcome(SPAWN.name, f"error: {error}", "bad_calls", self._limits)
+            return build_outcome(SPAWN.name, f"error: {error}", "bad_calls", self.limits)
         self.tally.counts["spawned"] += 1
-        role = SUB if len(self._actors) > 1 else agent.role
-        problem = build_sub_problem(self._env, agent.problem, task)
+        role = SUB if len(self.actors) > 1 else agent.role
+        problem = build_sub_problem(self.env, agent.problem, task)
         child = self.begin(f"{agent.id}.{len(agent.children) + 1}", role, problem, agent)
         agent.children.append(child)
         why = await self.play(child)
         self.tally.counts["unanswered"] += bool(why)
         told = f"error: no answer: {why}" if why else read_answer(child.chat.text).strip()
-        return build_outcome(SPAWN.name, told, "", self._limits)
+        return build_outcome(SPAWN.name, told, "", self.limits)
 
 
 def _list_sequences(first: _Agent) -> dict[str, list[records.Sequence]]:
