@@ -7,7 +7,7 @@ the first eighth is `held_out`, the next quarter `warm_start` and the rest `trai
 `sum1` is the tier that a model of 100,000 parameters learns in minutes. There are only 100 sums of two one-digit
 numbers, so its problems also have a name for the unknown (`kx=3+4?`), which must be ignored. A held-out problem was
 never seen, but its sum was, under other names. So `sum1` measures whether sums are learnt, not whether the policy
-generalises to unseen sums; for that use `sum2` or higher.
+generalises to unseen sums; for that use `sum2` or higher. The same holds for `chain1` (`k=3+4-5?`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def _split_digits(code: int, *bases: int) -> list[int]:
 def _make_sum1(code: int) -> PromptAndAnswer:
     first, second, a, b = _split_digits(code, 26, 26, 10, 10)
     return f"{string.ascii_lowercase[first]}{string.ascii_lowercase[second]}={a}+{b}?", Fraction(a + b)
+
+
+def _make_chain1(code: int) -> PromptAndAnswer:
+    name, a, b, c = _split_digits(code, 26, 10, 10, 10)
+    return f"{string.ascii_lowercase[name]}={a}+{b}-{c}?", Fraction(a + b - c)
 
 
 def _make_sum2(code: int) -> PromptAndAnswer:
@@ -109,6 +114,7 @@ TIERS = {
     tier.name: tier
     for tier in (
         Tier("sum1", 26 * 26 * 10 * 10, _make_sum1),
+        Tier("chain1", 26 * 10**3, _make_chain1),
         Tier("sum2", 90 * 90, _make_sum2),
         Tier("sum3", 900 * 900, _make_sum3),
         Tier("chain", 90**3, _make_chain),
