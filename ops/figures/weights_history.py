@@ -22,7 +22,8 @@ from headrace.infra.weights.paths import (
     link_of,
     size_of,
 )
-from headrace.ops.figures.weights_figures import is_alive, median_of
+from headrace.ledger.liveness import is_alive
+from headrace.ops.figures.weights_figures import median_of
 from headrace.ops.lineage.lineage import read_records
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
