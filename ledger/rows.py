@@ -64,8 +64,8 @@ class Rows:
             "outcome", partition_id, message.offset, message.timestamp_ms, variant, stream, number, one["use"], level,
             one["verdict"], reason, component, decides, decides and bool(rewards) and reason != MALFORMED,
             one["revision"], one["min_version"], one["head_version"], _clamp(one["n_asked"]),
-            _clamp(sum(lengths)), len(rewards), sum(finite), len(finite), min(finite, default=None), max(finite, default=None),
-            array("d", rewards).tobytes(), array("q", lengths).tobytes(),
+            _clamp(sum(lengths)), len(rewards), sum(finite), len(finite), min(finite, default=None),
+            max(finite, default=None), array("d", rewards).tobytes(), array("q", lengths).tobytes(),
         )  # fmt: skip
         if decides:
             for error in one["errors"]:
@@ -99,7 +99,7 @@ class Rows:
         self.add(
             "weights", partition_id, message.offset, policy_variant_of(event.policy, event.variant), event.version,
             event.kind, is_version(event), _clamp(size_of(event)), *(event.metrics.get(name) for name in names),
-            event.created_ms,
+            event.created_ms, message.value,
         )  # fmt: skip
 
     def add_evaluation(self, message: Message, result: EvalResult) -> None:

@@ -67,11 +67,11 @@ CREATE TABLE eviction (
 );
 CREATE INDEX eviction_of_batch ON eviction (batch_id);
 
--- An event of a weights topic. publishes: whether it makes a version.
+-- An event of a weights topic. publishes: whether it makes a version. value: the record.
 CREATE TABLE weights (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, variant TEXT NOT NULL,
     version INTEGER NOT NULL, kind TEXT NOT NULL, publishes INTEGER NOT NULL, bytes INTEGER NOT NULL, full_bytes REAL,
-    density REAL, encode_s REAL, upload_s REAL, created_ms INTEGER NOT NULL
+    density REAL, encode_s REAL, upload_s REAL, created_ms INTEGER NOT NULL, value BLOB NOT NULL
 );
 CREATE INDEX weights_of_version ON weights (variant, version);
 
@@ -94,6 +94,7 @@ CREATE TABLE taken (
     verify_s REAL NOT NULL, apply_s REAL NOT NULL, pause_s REAL NOT NULL, UNIQUE (policy, worker, version)
 );
 
+-- concludes: whether it concludes a number, or opens it again.
 CREATE TABLE dead_letter (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL,
     component TEXT NOT NULL, topic TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL, kind TEXT NOT NULL,

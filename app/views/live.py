@@ -82,9 +82,9 @@ class LivePage:
         self._console = console
         self._around = around
         self._opening = opening
-        self._ledger = open_ledger(run, ledger)
-        self._fold = Figures(run.run_id, run.recipe, run.revisions, self._ledger)
-        self._follower = Follower(run.connection, self._ledger, self._ledger.topics, "page")
+        rows = open_ledger(run, ledger)
+        self._fold = Figures(run.run_id, run.recipe, run.revisions, rows)
+        self._follower = Follower(run.connection, rows, rows.topics, "page")
         self._past = Past(self._follower.ends())
         self._begun = False
         self._revision = 0
@@ -97,7 +97,7 @@ class LivePage:
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
         self._figures = self._fold.compute_figures({}, 0)
-        self._pulse = find_pulse(self._ledger, 0)
+        self._pulse = find_pulse(self._fold.ledger, 0)
         self._last_line: object = None
         """Progress of the run that the newest line reported."""
         live = console.is_terminal and not plain
@@ -215,7 +215,7 @@ class LivePage:
                 self._live.stop()
             self._lag.close()
             self._follower.close()
-            self._ledger.close()
+            self._fold.ledger.close()
 
     @property
     def _measure_progress(self) -> object:
@@ -234,7 +234,7 @@ class LivePage:
         now = now_ms()
         self._lag.positions = self._fold.trainer_positions
         around, found = self._around(), self._fold.compute_figures(self._lag.newest, now)
-        self._pulse = find_pulse(self._ledger, now)
+        self._pulse = find_pulse(self._fold.ledger, now)
         self._figures = replace(found, standstill=self._fold.standstill(found, around, now))
         self._print_swap(self._figures)
         self._print_errors(self._figures.errors)

@@ -29,7 +29,7 @@ from headrace.ops.figures.run_figures import GroupCounts, RunFigures, RunState, 
 from headrace.ops.figures.standstill import Seen, Standstill, Surroundings, describe_discards, standstill
 from headrace.ops.figures.version_figures import Versions
 from headrace.ops.figures.weights_figures import find_weights_figures
-from headrace.schemas import codec
+from headrace.ops.figures.workers import list_workers
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import eval_stream, policy_of
 
@@ -101,7 +101,7 @@ class Figures:
             policy: replace(counts[policy], produced=rewards.curated.get(policy, 0) + counts[policy].dead)
             for policy in names
         }
-        workers, curves, ended = _list_workers(ledger), rewards.points(), self.ended
+        workers, curves, ended = list_workers(ledger), rewards.points(), self.ended
         [(tokens, wasted)] = ledger.query("SELECT total(tokens), total(wasted_tokens) FROM worker_life")
         answers = {policy: versions.find_answers(policy) for policy in names}
         return RunFigures(
@@ -175,12 +175,6 @@ class Figures:
         late = [describe_longest_pause(variant, made_ms[variant]) for variant in counted]
         dry = [describe_discards(variant, counts.trained, counts.discarded) for variant, counts in counted.items()]
         return tuple(filter(None, (*late, *dry)))
-
-
-def _list_workers(ledger: Ledger) -> tuple[WorkerStatus, ...]:
-    """Return the newest status of every worker, by name."""
-    rows = ledger.query("SELECT value, seen_ms FROM worker ORDER BY name, key")
-    return tuple(replace(codec.decode(value, WorkerStatus), updated_ms=seen_ms) for value, seen_ms in rows)
 
 
 def _find_shadow(versions: Versions, variant: str, counts: PolicyAudit) -> ShadowFigures:
