@@ -76,6 +76,8 @@ class PolicyTried:
     step: StepTried | None
     no_step: str
     """Why there is no step; empty if there is one."""
+    left_out: str = ""
+    """The characters of results that the policy did not read, as its alphabet lacks them."""
 
 
 def try_policy(
