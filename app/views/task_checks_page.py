@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def task_checks_page(checked: Sequence[TaskChecked]) -> RenderableType:
-    """Return a row for each task, what is wrong with some, and how many are right.
-
-    What is wrong is not broken into lines: a terminal does this so that paths can be copied whole.
-    """
+    """Return a row for each task, how many are right, and what is wrong, in lines that leave paths whole."""
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in ("solution", "nothing", "seconds"):

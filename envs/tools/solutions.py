@@ -95,10 +95,7 @@ class SolvedCalls:
         problem: Problem,
         agents: list[SolutionPlayed],
     ) -> list[Outcome]:
-        """Return the outcomes of the calls of one answer; add the solutions of sub-agents, as played, to `agents`.
-
-        Raises SolutionError for a sub-agent's wrong solution.
-        """
+        """Return the outcomes of an answer's calls; add sub-agents' solutions to `agents`, or raise SolutionError."""
         return [await self._answer(call, env, problem, agents) for call in calls]
 
     def list_solutions(self, problem: Problem) -> Iterator[tuple[Problem, list[str]]]:
@@ -117,11 +114,7 @@ class SolvedCalls:
         return build_sub_problem(self.environment, problem, SPAWN.read_arguments(call.arguments)["task"])
 
     async def _answer(
-        self,
-        call: ToolCall | InvalidToolCall,
-        env: IsolatedEnvironment,
-        problem: Problem,
-        agents: list[SolutionPlayed],
+        self, call: ToolCall | InvalidToolCall, env: IsolatedEnvironment, problem: Problem, agents: list[SolutionPlayed]
     ) -> Outcome:
         if not self._is_spawn(call):
             return await answer_call(call, self.tools, env, problem, self._limits)

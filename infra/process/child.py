@@ -134,10 +134,7 @@ class Child:
             self._answer(number, "error", pack_error(asyncio.CancelledError()))
 
     def guard_exit(self, stacks: int) -> None:
-        """Let `os._exit` in a call fail only this call. Elsewhere it ends the process, and writes where it was.
-
-        Processes that a call forks keep the usual one.
-        """
+        """Let `os._exit` fail only the call that it is in; from another thread it ends this process, with its line."""
         own = os.getpid()
 
         def leave(status: int) -> NoReturn:

@@ -128,10 +128,11 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         starts = {policy: _make_start(recipe, policy) for policy in policies}
         played, left_out = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
-            policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
+            policy: try_policy(
+                recipe, start, [one for one in played if one[0].policy == policy], policy in answers, left_out[policy]
+            )
             for policy, start in starts.items()
         }
-        tried = {policy: replace(one, left_out=left_out[policy]) for policy, one in tried.items()}
     failures = list_failures((group, failure) for group, _ in played for failure in group.failures)
     tool_errors = list_failures((group, failure) for group, _ in played for failure in group.tool_errors)
     episodes = sum(task.n_asked for task, _ in asked)
