@@ -135,10 +135,11 @@ class LivePage:
             self._say(describe_revision(found))
 
     def _print_errors(self, errors: Sequence[ErrorSeen]) -> None:
-        """Print each error once, without a live page."""
+        """Print each error once, without a live page. Held-out episodes may have one that was not printed before."""
         for error in errors:
-            what = "held out" if error.version >= 0 else error.component
-            self._print_once((error.stream, what, *error_key_of(error.first)), error.sentence, "red")
+            what = (error.stream, error.component, *error_key_of(error.first))
+            if error.version < 0 or what not in self._reported:
+                self._print_once(("held out", *what) if error.version >= 0 else what, error.sentence, "red")
 
     def _print_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
         """Print a line once, without a live page."""
@@ -338,7 +339,9 @@ class StandstillNews:
     def __init__(self) -> None:
         self.cause = ""
         """Cause of the standstill that was reported last; empty once its end was reported."""
-        self._policy = self._good_news = ""
+        self._good_news = ""
+        self._told: set[tuple[str, str]] = set()
+        """Policies and causes since the last end; those that failing episodes have may come in turn."""
         self._well_since_s = math.inf
         self._versions: dict[str, int] = {}
         """The newest versions during the standstill."""
@@ -353,8 +356,9 @@ class StandstillNews:
         """
         if found is not None:
             self._well_since_s, self._versions = math.inf, dict(versions)
-            is_new = (found.policy, found.cause) != (self._policy, self.cause)
-            self._policy, self.cause = found.policy, found.cause
+            is_new = (found.policy, found.cause) not in self._told
+            self._told = {one for one in self._told if one[1] in GOOD_NEWS} | {(found.policy, found.cause)}
+            self.cause = found.cause
             if self._good_news != VERSIONS_AGAIN:
                 self._good_news = GOOD_NEWS.get(found.cause, VERSIONS_AGAIN)
             return found.sentence if is_new else ""
@@ -364,6 +368,7 @@ class StandstillNews:
         if self._good_news == VERSIONS_AGAIN and self._versions == versions:  # as while a killed worker starts again
             return ""
         good_news, self._good_news, self.cause = self._good_news, "", ""
+        self._told.clear()
         return good_news
 
 

@@ -28,7 +28,7 @@ from headrace.envs.registry import load_environment
 from headrace.envs.sandbox.contract import BoxFailed, BoxUnavailable
 from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
 from headrace.infra.process.carried_errors import convert_to_exception
-from headrace.infra.process.child_handle import Overdue
+from headrace.infra.process.child_handle import ChildDied, Overdue
 from headrace.infra.recipe.settings import Named
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import list_errors
@@ -108,6 +108,9 @@ def test_a_task_that_waits_is_where_the_users_own_code_waits(own: Any) -> None:
 def test_an_error_of_the_users_own_code_is_told_with_type_and_place_and_one_of_ours_as_it_is(own: Any) -> None:
     assert describe_with_location(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
     assert describe_with_location(ValueError("no such loss")) == "no such loss"
+    assert not build_failure(0, raised_from(ChildDied("the child process of open ended", ""), OSError())).at, "not ours"
+    typed = [describe_with_location(one, with_type=True) for one in (KeyError(), OSError("x"), OSError("OSError: x"))]
+    assert typed == ["KeyError", "OSError: x", "OSError: x"]
 
 
 class Mute(ValueError):

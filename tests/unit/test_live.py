@@ -232,9 +232,11 @@ def test_errors_and_advice_are_told_once_beside_the_lines_and_not_of_a_run_that_
     same = Outcome("run-1", stream="sums", policy="solver", component="curate", verdict="kept", rewards=(0.0,) * 4)
     topic = RECIPE.topics.outcomes("solver")
     groups = [(topic, replace(same, number=number, errors=(error,))) for number in range(20)]
-    past(monkeypatch, *groups, all_new=True)
-    shown = Screen(terminal=False).shown_after(22)
+    held_out = EvalResult(run_id="run-1", policy="solver", workflow="sums", errors=(error, replace(error, at="b.py")))
+    past(monkeypatch, *groups, (RECIPE.topics.evals("solver"), held_out), all_new=True)
+    shown = Screen(terminal=False).shown_after(23)
     assert (shown.count("have reward 0"), shown.count("own.py:5 in judge (solver, turn 1)")) == (1, 1)
+    assert shown.count("held-out episodes of sums failed: KeyError: '[7]' at b.py (") == 1
     past(monkeypatch, (RECIPES, RecipeRevision(run_id="run-1", ended="steps")), *groups, all_new=True)
     assert "have reward 0" not in Screen(terminal=False).shown_after(22)
 
@@ -311,6 +313,8 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
         (35, dropped, "because of dropped"),
         (41, well, ""),
         (46, well, "groups are trained again"),
+        *((47, one, words) for one, words in ((failing, "because of failing"), (dropped, "because of dropped"))),
+        *((48, one, "") for one in (failing, dropped)),  # the same error in turn
     ]
     versions = [{"solver": sum(one is well for _, one, _ in looks[: at + 1])} for at in range(len(looks))]
     said = [news.take_sentence(one, now_s, made) for (now_s, one, _), made in zip(looks, versions, strict=True)]
