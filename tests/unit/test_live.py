@@ -22,6 +22,7 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ledger import follow
 from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -77,10 +78,10 @@ class NoLag:
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "TopicReader", MadeUpTopics)
+    monkeypatch.setattr(follow, "TopicReader", MadeUpTopics)
     monkeypatch.setattr(live, "LagMeter", NoLag)
     monkeypatch.setattr(
-        live, "find_start_positions", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
+        follow, "find_start_positions", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
     )
 
 
@@ -391,20 +392,21 @@ def test_a_worker_whose_clock_is_behind_is_there_once_a_heartbeat_of_it_comes(mo
 
 
 @pytest.mark.usefixtures("_at_once")
-@pytest.mark.parametrize("what", ["compute_figures", "fold_message", "standstill"])
+@pytest.mark.parametrize("what", ["compute_figures", "add", "standstill"])
 def test_an_error_of_the_page_is_told_once_and_ends_no_run_but_the_runs_end_is_seen(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     past(monkeypatch, published(0), published(1), (RECIPES, RecipeRevision(run_id="run-1", ended="steps")))
     screen = Screen(terminal=False)
-    real = getattr(screen.page._fold, what)
+    broken: Any = screen.page._fold.ledger if what == "add" else screen.page._fold
+    real = getattr(broken, what)
 
     def fail(*given: Any, **more: Any) -> None:
-        if what == "fold_message":
+        if what == "add":
             real(*given, **more)
         raise TypeError("[/odd]")
 
-    monkeypatch.setattr(screen.page._fold, what, fail)
+    monkeypatch.setattr(broken, what, fail)
     shown = screen.shown_after(5)
     assert shown.count("the page cannot be updated (TypeError: [/odd])") == 1
     assert (screen.page.ended, screen.page.standstill) == ("steps", "")
