@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, RunChoice, RunOption, VariantChoice
+from headrace.app.cli.options import RunOption, VariantChoice
 
 
 def feed(run: RunOption) -> None:
@@ -90,21 +90,3 @@ def evaluate(run: RunOption) -> None:
     from headrace.consumers.evaluate.evaluator import main
 
     main(run)
-
-
-def compact(
-    run: RunChoice = None,
-    data: DataChoice = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="Policy to compact; default: all.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Largest number of deltas to leave unmerged.")] = 16,
-    once: Annotated[bool, typer.Option("--once", help="Merge what is there now, then exit.")] = False,
-) -> None:
-    """Merge deltas, so that a worker that joins hundreds of versions late fetches few objects.
-
-    Start it during a run or after it, on any machine; nothing depends on it.
-
-    Example: [bold]headrace compact --data .headrace/arithmetic --once[/]
-    """
-    from headrace.ops.compaction.compactor import main
-
-    main(run, data, policy, every, once=once)

@@ -44,7 +44,6 @@ COMPONENTS = {
     "curate": ("headrace.consumers.curate.curator.main", ("--policy", "solver", "--slot", "1"), ("solver", "1", None)),
     "train": ("headrace.trainers.train.main", ("--policy", "solver", "--variant", "own"), ("solver", "own")),
     "evaluate": ("headrace.consumers.evaluate.evaluator.main", (), ()),
-    "compact": ("headrace.ops.compaction.compactor.main", ("--policy", "solver", "--once"), (None, "solver", 16, True)),
 }
 ADDRESS = "kafka://127.0.0.1:9092/demo"
 RUN = cast("Any", SimpleNamespace(resolve=lambda policy, _variant=None: policy))

@@ -30,7 +30,6 @@ ALLOWED = {
     **dict.fromkeys(
         (
             "_fenced_error",
-            "_first_version_needed",
             "_gone_error",
             "_merged_weight",
             "chosen_experts",
