@@ -16,7 +16,6 @@ from headrace.app.cli.archive import archive, export_trajectories, replay
 from headrace.app.cli.begin import begin, servers, watch
 from headrace.app.cli.look import audit, discards, inspect, lineage, status
 from headrace.app.cli.offline import COMMAND_NAME as OFFLINE
-from headrace.app.cli.offline import TakesOldSpellings
 from headrace.app.cli.offline import app as offline_app
 from headrace.app.cli.options import CHECK_FAILED, CLICK_ERROR, JSON
 from headrace.app.cli.parts import curate, evaluate, feed, rollout, train
@@ -31,7 +30,6 @@ from headrace.infra.printable import escape_controls
 
 app = typer.Typer(
     name="headrace",
-    cls=TakesOldSpellings,
     help="Train LLM agents by reinforcement learning in which every step is a Kafka topic.\n\n"
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
     "model in about a minute and a half. [bold]headrace doctor[/] checks this machine.",

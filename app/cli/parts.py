@@ -48,7 +48,7 @@ def curate(
 ) -> None:
     """Choose the groups to train on by the recipe's chain; start at most one process per partition.
 
-    Over an archive: [bold]headrace offline curate[/] (`headrace curate --from ARCHIVE` still works).
+    Over an archive: [bold]headrace offline curate[/]
 
     Example: [bold]headrace curate --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
     """
@@ -64,7 +64,7 @@ def train(
 ) -> None:
     """Train on curated groups and publish weights; one process per policy. A restarted process resumes.
 
-    Over an archive: [bold]headrace offline train[/] (`headrace train --from ARCHIVE` still works).
+    Over an archive: [bold]headrace offline train[/]
 
     Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
 
@@ -83,7 +83,7 @@ def train(
 def evaluate(run: RunOption) -> None:
     """Compute avg@k and pass@k per version from the answers to held-out problems; one process per run.
 
-    Of weights in a folder: [bold]headrace offline evaluate[/] (`headrace evaluate --weights FOLDER` still works).
+    Of weights in a folder: [bold]headrace offline evaluate[/]
 
     Example: [bold]headrace evaluate --run kafka://127.0.0.1:9092/arithmetic[/]
     """
