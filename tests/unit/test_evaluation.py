@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.app.views.evaluation_words import describe_evaluation, group_by_workflow
-from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold, clamp_rewards
+from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold
 from headrace.ops.episode_errors import ErrorsFold
 from headrace.ops.figures.reward_figures import RewardsFold
 from headrace.ops.figures.summary import find_eval_ends
@@ -170,21 +170,6 @@ def test_rewards_without_a_mean_that_can_be_reckoned_with_end_no_evaluation(rewa
     assert result is not None
     assert math.isnan(result.avg_at_k)
     assert math.isnan(codec.decode(codec.encode(result), EvalResult).avg_at_k)
-
-
-def test_an_evaluation_that_an_older_build_began_cuts_rewards_off_to_its_end() -> None:
-    first = EvaluationFold("r", 2)
-    first.fold_group(clamp_rewards(group(0, 10.0, -4.0)))
-    of_older_build = json.loads(json.dumps(first.snapshot()))
-    del of_older_build["cut"]
-    second, third = EvaluationFold("r", 2), EvaluationFold("r", 2)
-    second.restore(of_older_build)
-    third.restore(json.loads(json.dumps(second.snapshot())))
-    ended = third.fold_group(group(1, 8.0, 0.0))
-    assert ended is not None
-    assert ended.avg_at_k == 0.5
-    [of_now] = fold_all(third, [group(number, 8.0, version=4) for number in (2, 3)])
-    assert of_now.avg_at_k == 8.0
 
 
 def test_one_version_gives_one_result() -> None:
