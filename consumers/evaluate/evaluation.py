@@ -191,13 +191,6 @@ class EvaluationFold:
         one.add(group.number, count_answers(group), group_errors(group.errors))
         return self._conclude(key)
 
-    def conclude_complete(self) -> list[EvalResult]:
-        """Return the results of open evaluations that need no further group.
-
-        After a restore, an evaluation may be complete because an older build counted on more problems.
-        """
-        return [result for key in list(self._open) if (result := self._conclude(key)) is not None]
-
     def _conclude(self, key: EvaluationId) -> EvalResult | None:
         """Return the result of an open evaluation; None if problems are missing."""
         one = self._open[key]
@@ -244,14 +237,10 @@ class EvaluationFold:
         return {"open": rows, "done": done, "asked": asked, "errors": errors}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take the state that `snapshot` returned.
-
-        The recipe of a revision decides on the number of problems: older builds may have counted those of another one.
-        """
+        """Take the state that `snapshot` returned."""
         self._done = {EvaluationId(*key) for key in state["done"]}
         self._open = {
-            EvaluationId(*key): _Open(revision, self._by_revision.get(revision, problems), {})
-            for *key, revision, problems in state.get("asked", ())
+            EvaluationId(*key): _Open(revision, problems, {}) for *key, revision, problems in state.get("asked", ())
         }
         for *key, number, answers in state["open"]:
             one = self._open.setdefault(EvaluationId(*key), _Open(len(self._by_revision), self.problems, {}))

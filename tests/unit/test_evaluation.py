@@ -217,18 +217,6 @@ def test_a_task_that_a_later_revision_sends_again_leaves_its_evaluation_as_large
     assert result.asked == 2
 
 
-def test_an_evaluation_that_was_counted_by_another_recipe_goes_on_by_its_own_after_a_restart() -> None:
-    """An evaluator that had not seen revision 1 took the number of problems of revision 0."""
-    for counted, asked, concluded in ((4, 2, [(3, 2)]), (2, 3, [])):
-        first, later = EvaluationFold("r", counted, [counted]), EvaluationFold("r", asked, [counted, asked])
-        found = [replace(group(number, 1.0), revision=1) for number in range(3)]
-        assert fold_all(first, found[: min(counted, asked) - (counted < asked)]) == []
-        later.restore(json.loads(json.dumps(first.snapshot())))
-        assert [(one.version, one.asked) for one in later.conclude_complete()] == concluded
-        assert [one.asked for one in fold_all(later, found)] == ([] if concluded else [3])
-        assert later.conclude_complete() == []
-
-
 def test_a_snapshot_that_does_not_say_how_many_problems_were_asked_goes_by_the_recipe() -> None:
     first, later = EvaluationFold("r", 2), EvaluationFold("r", 2)
     first.fold_group(group(0, 1.0))
