@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -24,10 +23,8 @@ from headrace.infra.run.revisions import build_revision, write_revision
 from headrace.infra.run.run import Run, describe_store, join
 from headrace.infra.store.object_cache import ObjectCache
 from headrace.infra.store.object_store import ObjectStore
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, size_of
+from headrace.infra.weights.paths import ANCHOR
 from headrace.infra.weights.policy_weights import PolicyWeights
-from headrace.ops.compaction.compaction import EVERY
-from headrace.ops.compaction.compactor import Compactor
 from headrace.schemas import codec
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader
@@ -46,8 +43,6 @@ class Joined:
 
     behind: int
     """Versions."""
-    merged: bool
-    """Whether merged deltas were there."""
     objects: int
     bytes: int
     of_anchor: float
@@ -59,9 +54,7 @@ class Joining:
     """All of it."""
 
     parameters: int
-    joined: tuple[Joined, ...]
-    merging: float
-    """What the compactor reads and writes from one anchor to the next, in times an anchor's size."""
+    joined: Joined
     followers: int
     """On one machine."""
     fetches: dict[str, int]
@@ -94,19 +87,11 @@ class _CountingStore(ObjectStore):
 
 
 def measure_joining(parameters: float, tell: Tell) -> Joining:
-    """Publish versions as a trainer does, merge them as the compactor beside it does, and join as a worker does."""
+    """Publish versions as a trainer does, and join as a worker does."""
     with open_run() as run:
-        with closing(Compactor(run, [POLICY], EVERY, threading.Event())) as compactor:
-            count = _publish(run, parameters, compactor, tell)
+        count = _publish(run, parameters, tell)
         events = _events(run)
-        singles = [event for event in events if event.kind != MERGED]
-        joined = tuple(_join(run, found) for found in (singles, events))
-        for one in joined:
-            how = "with" if one.merged else "without"
-            tell(f"{how} merged deltas: {one.objects} objects, {one.of_anchor:.2f} times the size of an anchor")
-        merging = _merging(events)
-        tell(f"for each anchor the compactor reads and writes {merging:.2f} times its size")
-        return Joining(count, joined, merging, FOLLOWERS, _follow(run, events))
+        return Joining(count, _join(run, events), FOLLOWERS, _follow(run, events))
 
 
 @contextmanager
@@ -135,8 +120,8 @@ def open_run() -> Iterator[Run]:
         yield join(address)
 
 
-def _publish(run: Run, parameters: float, compactor: Compactor, tell: Tell) -> int:
-    """Publish `VERSIONS` after the first, and merge what is due after each; return how many values each has."""
+def _publish(run: Run, parameters: float, tell: Tell) -> int:
+    """Publish `VERSIONS` after the first; return how many values each has."""
     weights = made(qwen3_shapes(parameters))
     uploader, announcer = VersionUploader(run, POLICY, ()), VersionAnnouncer(run, POLICY)
     producer = open_producer(run.connection, "publisher")
@@ -145,28 +130,10 @@ def _publish(run: Run, parameters: float, compactor: Compactor, tell: Tell) -> i
         message = announcer.build_message(event)
         producer.produce(message.topic, message.value, message.key, message.partition)
         assert producer.flush(30) == 0, "Kafka does not answer"  # noqa: S101 - nothing is measured then
-        compactor.read_published_events()
-        compactor.merge_due()
         weights = successor(weights, DENSITY, seed=version)
         if version % 50 == 0:
             tell(f"version {version} is published")
     return len(weights.items)
-
-
-def _merging(events: Sequence[WeightsPublished]) -> float:
-    """Return what a compactor beside the run moved, a stretch, in anchors."""
-    moved, anchors, waiting = 0, list[int](), list[int]()
-    for event in events:
-        size = size_of(event)
-        if event.kind == ANCHOR:
-            anchors.append(size)
-            waiting = []
-        elif event.kind == DELTA:
-            waiting.append(size)
-        else:
-            moved += sum(waiting) + size
-            waiting = [size]
-    return moved / sum(anchors)
 
 
 def _events(run: Run) -> list[WeightsPublished]:
@@ -176,17 +143,16 @@ def _events(run: Run) -> list[WeightsPublished]:
 
 def _join(run: Run, events: Sequence[WeightsPublished]) -> Joined:
     """Hold the weights of `BEHIND` versions before the newest, and go on from there."""
-    published = {event.version: event for event in events if event.kind != MERGED}
+    published = {event.version: event for event in events}
     newest, objects = published[VERSIONS], _Counting(run)
     held = PolicyWeights(objects)
     held.load_version(events, published[VERSIONS - BEHIND])
     objects.sizes.clear()
     held.load_version(events, newest)
-    anchor = max((event for event in events if event.kind == "anchor"), key=lambda event: event.version)
+    anchor = max((event for event in events if event.kind == ANCHOR), key=lambda event: event.version)
     assert anchor.weights is not None  # noqa: S101 - the publisher gave it one
     fetched = sum(objects.sizes)
-    merged = len(published) < len(events)
-    return Joined(BEHIND, merged, len(objects.sizes), fetched, fetched / anchor.weights.size_bytes)
+    return Joined(BEHIND, len(objects.sizes), fetched, fetched / anchor.weights.size_bytes)
 
 
 def _follow(run: Run, events: Sequence[WeightsPublished]) -> dict[str, int]:

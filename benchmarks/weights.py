@@ -17,10 +17,10 @@ There are five parts; `--parts` chooses some of them.
   long the engine stands still while a version is swapped in, compared with writing 1 % of the values in place. The best
   round counts; for the swap, the worst.
 * `joining`: 250 versions, each of which changes 1 % of the values, are published to a broker and a store on this
-  machine. What does a worker fetch that is 200 versions behind, with and without merged deltas? And how often is each
-  object fetched when 16 workers of one machine go to the newest version at once?
+  machine. What does a worker fetch that is 200 versions behind? And how often is each object fetched when 16 workers of
+  one machine go to the newest version at once?
 * `training`: a small policy is trained at three learning rates (`benchmarks/real_updates.py`). The tables show the last
-  version in every format, and how size and share of changed values grow when 10 or 50 versions are merged into a delta.
+  version in every format, and how size and share of changed values grow when a delta covers 10 or 50 versions.
 
 The floor is the entropy of which values changed (each tensor at its own share of changed values) and of the size of the
 changes. Updates of real training can be smaller: if only a few rows of an embedding change, the positions are not
@@ -51,9 +51,7 @@ from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import TrainerSettings
 from headrace.infra.weights.delta import count_threads, encode_delta, read_delta
 from headrace.infra.weights.delta_header import Label
-from headrace.infra.weights.held import HeldWeights
-from headrace.infra.weights.merging import merge_deltas
-from headrace.infra.weights.tensors import Tensor, hash_weights
+from headrace.infra.weights.tensors import Tensor
 
 if TYPE_CHECKING:
     from benchmarks.weight_joining import Joining
@@ -132,7 +130,7 @@ def measure_training(hidden: int, count: int, tell: Tell) -> Trainings:
 
 def trained(published: Iterator[tuple[dict[str, Tensor], float]], rate: float, count: int, tell: Tell) -> Trained:
     first, _ = next(published)
-    before, deltas, told, rows = first, [], [], []
+    before, deltas, told, rows, spans = first, [], [], [], []
     for number, (weights, reward) in enumerate(islice(published, count), 1):
         deltas.append(encode_delta(before, weights, Label("policy", 0, number - 1, number)))
         header = read_delta(deltas[-1]).header
@@ -140,19 +138,16 @@ def trained(published: Iterator[tuple[dict[str, Tensor], float]], rate: float, c
         tell(f"learning rate {rate:g}, version {number}: {header.density:.2%} changed, reward {reward:.2f}")
         if number == count:
             rows = sizes(pack_weights(before), pack_weights(weights))
+        if number in SPANS:
+            spans.append(span_of(first, weights, deltas))
         before = weights
-    spans = [span_of(first, deltas[:length]) for length in SPANS if length <= count]
     return Trained(rate, tuple(told), tuple(rows), tuple(spans))
 
 
-def span_of(first: dict[str, Tensor], deltas: list[bytes]) -> Span:
-    """Merge deltas and see that the one that comes of it gives the weights that the last of them gives."""
-    data = merge_deltas([read_delta(delta) for delta in deltas])
-    merged = read_delta(data)
-    held = HeldWeights(first)
-    held.apply(merged)
-    assert held.weights_hash == hash_weights(held.tensors), "the merged delta gives other weights"  # noqa: S101
-    header, whole = merged.header, sum(tensor.data.nbytes for tensor in first.values())
+def span_of(first: dict[str, Tensor], last: dict[str, Tensor], deltas: list[bytes]) -> Span:
+    """Compare the deltas from the first weights to the last with one delta between these two."""
+    data = encode_delta(first, last, Label("policy", 0, 0, len(deltas)))
+    header, whole = read_delta(data).header, sum(tensor.data.nbytes for tensor in first.values())
     return Span(
         len(deltas),
         header.density,
@@ -209,21 +204,18 @@ def show_pauses(console: Console, learner: LearnerPause, engine: EnginePause) ->
 
 
 def show_joining(console: Console, found: Joining) -> None:
-    table = table_of(
-        "What a late worker fetches", "merged deltas", "versions behind", "objects", "MB", "times an anchor"
+    one = found.joined
+    console.print(
+        f"a worker {one.behind} versions behind fetches {one.objects} objects, {one.bytes / 1e6:,.1f} MB: "
+        f"{one.of_anchor:.2f} times an anchor"
     )
-    console.print(f"for each anchor the compactor itself reads and writes {found.merging:.2f} times its size")
-    for one in found.joined:
-        cells = (f"{one.behind}", f"{one.objects}", f"{one.bytes / 1e6:,.1f}", f"{one.of_anchor:.2f}")
-        table.add_row("yes" if one.merged else "no", *cells)
-    console.print(table)
     most = max(found.fetches.values())
     objects = len(found.fetches)
     console.print(f"{found.followers} workers of one machine fetched each of {objects} objects at most {most} times")
 
 
 def show_training(console: Console, found: Trainings) -> None:
-    title = f"Training {found.parameters:,} parameters, deltas merged"
+    title = f"Training {found.parameters:,} parameters, several versions in one delta"
     names = ("learning rate", "versions in a delta", "changed", "kB", "bytes/value", "1/full", "of single deltas")
     table = table_of(title, *names)
     for one in found.trainings:

@@ -6,8 +6,6 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from headrace.infra.deprecated_names import deprecated_names
-
 BOXED = "\\boxed{"
 LONGEST_NUMBER = 400
 """Most characters of a number; a longer text is an attempt to keep the scorer busy."""
@@ -190,9 +188,3 @@ def _is_same_value(given: str, gold: str) -> bool:
     if left is not None and right is not None:
         return left == right
     return normalise_answer(given) == normalise_answer(gold)
-
-
-__getattr__ = deprecated_names(
-    __name__,
-    {"last_boxed": find_last_boxed, "normalised": normalise_answer, "number": parse_number, "same": is_same_answer},
-)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.messages import Message, Prompt, check_messages, join_text, refuse_lone_surrogates, show_value
-from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
 Split = Literal["train", "held_out", "warm_start"]
@@ -340,6 +339,3 @@ Episode = Mapping[str, RoleTrajectory]
 Workflow = Callable[[Problem, Environment, Mapping[str, Actor]], Awaitable[Episode]]
 """Plays one episode. An exception makes the episode a recorded failure, never a crash. After a ConnectionError or
 another error of an unreachable server, the episode waits and is played again."""
-
-
-__getattr__ = deprecated_names(__name__, {"number": check_number})

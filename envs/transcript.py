@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.contract import Generation, check_number
-from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import records
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
@@ -79,8 +78,6 @@ class Transcript:
         self._append(span, generation.ids, generation.logprobs.astype(np.float32, copy=False))
         self._runs.extend(generation.version_runs)
         self.turn += 1
-
-    generated = add_generation  # deprecated name, which users' workflows may still call
 
     def reward_turn(self, reward: float) -> None:
         """Give the newest generation a reward for this turn alone (any number). Raises TranscriptError without one."""
@@ -184,6 +181,3 @@ def merge_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
         return records.no_ints()
     starts = np.flatnonzero(np.diff(pairs[:, 0], prepend=pairs[0, 0] - 1))
     return np.stack([pairs[starts, 0], np.add.reduceat(pairs[:, 1], starts)], axis=1).astype(np.int32).ravel()
-
-
-__getattr__ = deprecated_names(__name__, {"merged": merge_runs})

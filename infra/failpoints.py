@@ -17,8 +17,6 @@ something to write: `handled` (records are in memory, nothing is produced), then
     rollout.played, rollout.delivered                  before a group is produced, after it is acknowledged
     rollout.committing, rollout.committed              around a commit of starts and ends of tasks
     rollout.before_swap, rollout.after_swap            new weights are fetched, and served
-    compact.before_upload, compact.after_upload        around a merged delta's way into the store
-    compact.announced                                  its record is on the topic
     archive.object, archive.written                    an object is copied; a record is in a growing file
     archive.cut, archive.saved                         a file has its name; the manifest names it
     archive.manifest                                   in a store, the next manifest is made and not yet put

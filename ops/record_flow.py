@@ -17,7 +17,6 @@ from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.run import RecipeNews
-from headrace.ops.compaction.compactor import Compactor
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.worked_examples import send_examples
@@ -82,7 +81,6 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
         Flow("curated", CuratedGroup, Trainer.take_group),
         Flow("recipe", RecipeRevision, Trainer.follow_recipe),
     ),
-    "compact": (Flow("weights", WeightsPublished, Compactor.read_new_events),),
 }
 """Component to the records that it reads."""
 
@@ -121,6 +119,5 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("workers", WorkerStatus, open_heartbeat),
         Flow("dead-letters", DeadLetter, TrainerMessages.build_dead_letter),
     ),
-    "compact": (Flow("weights", WeightsPublished, Compactor.merge_due),),
 }
 """Component to the records that it writes. A dead letter about a shadow's record is an Outcome instead."""

@@ -89,7 +89,7 @@ class BatchTrained:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPublished:
-    """A weight version in the store, or a merged delta to a version. trainer, compactor → workers, lineage."""
+    """A weight version in the store, or whole weights of a version again. trainer → workers, lineage."""
 
     run_id: str = ""
     """The run."""
@@ -102,10 +102,10 @@ class WeightsPublished:
     epoch: int = 0
     """Counts how often the hash chain was cut."""
     kind: str = "anchor"
-    """anchor (whole weights) | delta (against base_version) | merged (several earlier deltas in one; not a new version)
-    | whole (a version stored again after its objects were lost; not a new version)."""
+    """anchor (whole weights) | delta (against base_version) | whole (a version stored again after its objects were
+    lost; not a new version) | merged (only in older runs: several deltas in one; not a new version, and not read)."""
     base_version: int = -1
-    """Version to which a delta or merged delta applies."""
+    """Version to which a delta applies."""
     base_hash: str = ""
     """`weights_hash` of the base."""
     weights_hash: str = ""

@@ -14,7 +14,6 @@ All functions raise RewardError for rewards without a defined advantage, and Val
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -22,7 +21,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.infra.deprecated_names import deprecated_names
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.ranges import at_least, within
 from headrace.schemas.field_types import Float32s
@@ -91,14 +89,6 @@ class ComparedValues:
     """float64[m], the rewards."""
     lengths: Floats
     """float64[m], generated tokens."""
-
-    @property
-    def members(self) -> Int64s:
-        """Deprecated name of `sequences`, which users' estimators may still read."""
-        warnings.warn(
-            "ComparedValues.members is deprecated: use ComparedValues.sequences", DeprecationWarning, stacklevel=2
-        )
-        return self.sequences
 
 
 # --------------------------------------------------------------------------------------------- compared within a key
@@ -500,6 +490,3 @@ def _to_float32(advantages: Floats) -> Float32s:
 
 def _to_float32s(advantages: Sequence[Floats]) -> list[Float32s]:
     return [_to_float32(each) for each in advantages]
-
-
-__getattr__ = deprecated_names(__name__, {"compared": iterate_comparisons, "Member": RewardedSequence})

@@ -16,10 +16,9 @@ from headrace.app.cli.archive import archive, export_trajectories, replay
 from headrace.app.cli.begin import begin, servers, watch
 from headrace.app.cli.look import audit, discards, inspect, lineage, status
 from headrace.app.cli.offline import COMMAND_NAME as OFFLINE
-from headrace.app.cli.offline import TakesOldSpellings
 from headrace.app.cli.offline import app as offline_app
 from headrace.app.cli.options import CHECK_FAILED, CLICK_ERROR, JSON
-from headrace.app.cli.parts import compact, curate, evaluate, feed, rollout, train
+from headrace.app.cli.parts import curate, evaluate, feed, rollout, train
 from headrace.app.cli.retrain import retrain
 from headrace.app.cli.run import check_engine, check_tasks, compare, swap, try_recipe, up
 from headrace.app.cli.servers import clean, doctor, store_policy, topics
@@ -31,7 +30,6 @@ from headrace.infra.printable import escape_controls
 
 app = typer.Typer(
     name="headrace",
-    cls=TakesOldSpellings,
     help="Train LLM agents by reinforcement learning in which every step is a Kafka topic.\n\n"
     "Begin with [bold]headrace up arithmetic[/]: it starts a Kafka and an object store of its own and trains a tiny "
     "model in about a minute and a half. [bold]headrace doctor[/] checks this machine.",
@@ -47,7 +45,7 @@ PARTS_PANEL = "Parts of a run, each its own process"
 
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (RUN, (up, try_recipe, check_engine, check_tasks, clean)),
-    (PARTS_PANEL, (servers, begin, feed, rollout, curate, train, evaluate, compact)),
+    (PARTS_PANEL, (servers, begin, feed, rollout, curate, train, evaluate)),
     (LOOK_PANEL, (status, watch, audit, dead_letters)),
     (RUN, (redrive, gc)),
     (LOOK_PANEL, (lineage, inspect, retrain, discards)),

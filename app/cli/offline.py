@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from headrace.app.cli.options import JsonOption, SetOption, VariantChoice, log_quietly, print_answer
 from headrace.infra.errors import UsageError
@@ -17,20 +16,8 @@ app = typer.Typer(
 )
 
 COMMAND_NAME = "offline"
-OLD_SPELLINGS = {"curate": "--from", "train": "--from", "up": "--from", "evaluate": "--weights"}
-"""Command to the option that chose its offline form before `headrace offline` existed."""
 
 ArchiveOption = Annotated[str, typer.Option("--from", metavar="ARCHIVE", help="What `headrace archive` made.")]
-
-
-class TakesOldSpellings(TyperGroup):
-    """Takes `headrace train --from …` for `headrace offline train --from …`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # the types are of Typer's own copy of Click
-        """Find the command that these words call."""
-        option = OLD_SPELLINGS.get(args[0])
-        is_old = option is not None and any(word.partition("=")[0] == option for word in args)
-        return super().resolve_command(ctx, [COMMAND_NAME, *args] if is_old else args)
 
 
 @app.command()

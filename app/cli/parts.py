@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, RunChoice, RunOption, VariantChoice
+from headrace.app.cli.options import RunOption, VariantChoice
 
 
 def feed(run: RunOption) -> None:
@@ -48,7 +48,7 @@ def curate(
 ) -> None:
     """Choose the groups to train on by the recipe's chain; start at most one process per partition.
 
-    Over an archive: [bold]headrace offline curate[/] (`headrace curate --from ARCHIVE` still works).
+    Over an archive: [bold]headrace offline curate[/]
 
     Example: [bold]headrace curate --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
     """
@@ -64,7 +64,7 @@ def train(
 ) -> None:
     """Train on curated groups and publish weights; one process per policy. A restarted process resumes.
 
-    Over an archive: [bold]headrace offline train[/] (`headrace train --from ARCHIVE` still works).
+    Over an archive: [bold]headrace offline train[/]
 
     Example: [bold]headrace train --run kafka://127.0.0.1:9092/arithmetic --policy solver[/]
 
@@ -83,28 +83,10 @@ def train(
 def evaluate(run: RunOption) -> None:
     """Compute avg@k and pass@k per version from the answers to held-out problems; one process per run.
 
-    Of weights in a folder: [bold]headrace offline evaluate[/] (`headrace evaluate --weights FOLDER` still works).
+    Of weights in a folder: [bold]headrace offline evaluate[/]
 
     Example: [bold]headrace evaluate --run kafka://127.0.0.1:9092/arithmetic[/]
     """
     from headrace.consumers.evaluate.evaluator import main
 
     main(run)
-
-
-def compact(
-    run: RunChoice = None,
-    data: DataChoice = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="Policy to compact; default: all.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Largest number of deltas to leave unmerged.")] = 16,
-    once: Annotated[bool, typer.Option("--once", help="Merge what is there now, then exit.")] = False,
-) -> None:
-    """Merge deltas, so that a worker that joins hundreds of versions late fetches few objects.
-
-    Start it during a run or after it, on any machine; nothing depends on it.
-
-    Example: [bold]headrace compact --data .headrace/arithmetic --once[/]
-    """
-    from headrace.ops.compaction.compactor import main
-
-    main(run, data, policy, every, once=once)

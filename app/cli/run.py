@@ -57,7 +57,7 @@ def up(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     From a version of another run: [bold]headrace up more.toml --branch .headrace/arithmetic@best[/]
 
-    Over an archive, without servers: [bold]headrace offline up[/] (`headrace up RECIPE --from ARCHIVE` still works).
+    Over an archive, without servers: [bold]headrace offline up[/]
 
     On the page,
       [bold]rolling[/]: a worker plays episodes

@@ -11,7 +11,7 @@ from rich.table import Table
 from headrace.app.views.chart import by_version, chart
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, WHOLE
+from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE
 
 if TYPE_CHECKING:
     from headrace.ops.figures.weights_figures import WeightsFigures
@@ -46,11 +46,8 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     facts.add_column(style="dim")
     facts.add_column()
     spent = found.bytes
-    merged = f", {format_bytes(spent[MERGED])} merged" * bool(found.merged)
     again = f", {format_bytes(spent[WHOLE])} published whole again, to replace lost objects" * bool(spent[WHOLE])
-    facts.add_row(
-        "in all", f"{format_bytes(spent[ANCHOR])} whole, {format_bytes(spent[DELTA])} as deltas{merged}{again}"
-    )
+    facts.add_row("in all", f"{format_bytes(spent[ANCHOR])} whole, {format_bytes(spent[DELTA])} as deltas{again}")
     facts.add_row("to join", _describe_join(found))
     if found.left_out:
         count = len(found.left_out)

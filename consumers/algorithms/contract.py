@@ -8,12 +8,10 @@ object serves one (topic, partition); all of its state is in its snapshot.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from headrace.infra.deprecated_names import deprecated_names
 from headrace.schemas import group_lengths
 from headrace.schemas.records import GroupUse, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
@@ -88,13 +86,6 @@ class Candidate:
             )
         return self.with_rewards((*shaped, *self.rewards[count:]))
 
-    def shaped(self, rewards: Iterable[float]) -> Candidate:
-        """Return `with_shaped_rewards`, whose deprecated name this is, with a DeprecationWarning."""
-        warnings.warn(
-            "Candidate.shaped is deprecated: use Candidate.with_shaped_rewards", DeprecationWarning, stacklevel=2
-        )
-        return self.with_shaped_rewards(rewards)
-
     def with_rewards(self, rewards: Iterable[float]) -> Candidate:
         """Return the candidate with other rewards: of its members, then of failed episodes that count."""
         low, high = self.min_version, self.max_version
@@ -141,8 +132,6 @@ class Replay:
 
 
 Result = Keep | Drop | Replay
-
-__getattr__ = deprecated_names(__name__, {"Again": Replay})
 
 
 class Algorithm(Protocol):

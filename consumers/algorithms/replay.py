@@ -11,7 +11,6 @@ from typing import Any
 
 from headrace.consumers.algorithms import contract
 from headrace.consumers.algorithms.contract import LARGEST_NUMBER, Candidate, Keep, Result
-from headrace.infra.deprecated_names import deprecated_names
 from headrace.infra.recipe.ranges import at_least, within
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import GroupUse
@@ -212,6 +211,3 @@ class ReplayMemory:
         self._of_version = {version: dict.fromkeys(sorted(arrivals)) for version, arrivals in self._of_version.items()}
         for slot in range(len(groups)):
             self.note_slot(slot)
-
-
-__getattr__ = deprecated_names(__name__, {"Replay": ReplayMemory})

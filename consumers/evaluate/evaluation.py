@@ -70,12 +70,6 @@ def count_answers(group: TrajectoryGroup) -> Answers:
     )
 
 
-def clamp_rewards(group: TrajectoryGroup) -> TrajectoryGroup:
-    """Return a group with rewards clamped to 0..1, as older builds counted them."""
-    cut = (replace(one, reward=min(max(0.0, one.reward), 1.0)) for one in group.trajectories)
-    return replace(group, trajectories=tuple(cut))
-
-
 def mean_score(played: Sequence[Answers]) -> float:
     """Return the mean reward over problems with played episodes, with equal weights; NaN if there are none."""
     mean = _sum_or_nan([one.score / one.trajectories for one in played]) / len(played) if played else math.nan
@@ -184,8 +178,6 @@ class EvaluationFold:
         self._by_revision = dict(enumerate(by_revision))
         self._open: dict[EvaluationId, _Open] = {}
         self._done: set[EvaluationId] = set()
-        self._cut: set[EvaluationId] = set()
-        """Evaluations begun by an older build that clamps rewards to 0..1; their later groups are clamped too."""
 
     def fold_group(self, group: TrajectoryGroup) -> EvalResult | None:
         """Take in a group; return the result that it completes."""
@@ -196,16 +188,8 @@ class EvaluationFold:
         one = self._open.setdefault(key, _Open(group.revision, asked, {}))
         if group.revision < one.revision:
             one.revision, one.problems = group.revision, asked
-        answers = count_answers(clamp_rewards(group) if key in self._cut else group)
-        one.add(group.number, answers, group_errors(group.errors))
+        one.add(group.number, count_answers(group), group_errors(group.errors))
         return self._conclude(key)
-
-    def conclude_complete(self) -> list[EvalResult]:
-        """Return the results of open evaluations that need no further group.
-
-        After a restore, an evaluation may be complete because an older build counted on more problems.
-        """
-        return [result for key in list(self._open) if (result := self._conclude(key)) is not None]
 
     def _conclude(self, key: EvaluationId) -> EvalResult | None:
         """Return the result of an open evaluation; None if problems are missing."""
@@ -248,20 +232,15 @@ class EvaluationFold:
         """Return the state as JSON. The feeder reads it: groups that were read but are missing here count as lost."""
         rows = [[*key, at, asdict(answers)] for key, one in self._open.items() for at, answers in one.found.items()]
         asked = [[*key, one.revision, one.problems] for key, one in self._open.items()]
-        cut = [list(key) for key in sorted(self._cut & self._open.keys())]
         errors = [[*key, list(map(asdict, one.errors.values()))] for key, one in self._open.items() if one.errors]
         done = [list(key) for key in sorted(self._done)]
-        return {"open": rows, "done": done, "asked": asked, "cut": cut, "errors": errors}
+        return {"open": rows, "done": done, "asked": asked, "errors": errors}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take the state that `snapshot` returned.
-
-        The recipe of a revision decides on the number of problems: older builds may have counted those of another one.
-        """
+        """Take the state that `snapshot` returned."""
         self._done = {EvaluationId(*key) for key in state["done"]}
         self._open = {
-            EvaluationId(*key): _Open(revision, self._by_revision.get(revision, problems), {})
-            for *key, revision, problems in state.get("asked", ())
+            EvaluationId(*key): _Open(revision, problems, {}) for *key, revision, problems in state.get("asked", ())
         }
         for *key, number, answers in state["open"]:
             one = self._open.setdefault(EvaluationId(*key), _Open(len(self._by_revision), self.problems, {}))
@@ -270,7 +249,6 @@ class EvaluationFold:
             self._open[EvaluationId(*key)].errors = {
                 error_key_of(one): one for one in (EpisodeError(**e) for e in errors)
             }
-        self._cut = {EvaluationId(*key) for key in state.get("cut", self._open)}
 
 
 def choose_numbers(found: Collection[int], problems: int) -> list[int]:

@@ -52,7 +52,6 @@ class Evaluator:
         self.fold = EvaluationFold(run.run_id, problems[-1], problems)
         if own.restored is not None:
             self.fold.restore(json.loads(own.restored))
-        self._complete = self.fold.conclude_complete()
         self._policies = {run.topics.eval_groups(policy): policy for policy in run.recipe.policies}
         self._changed = False
         self._snapshot_due = 0.0
@@ -128,10 +127,9 @@ class Evaluator:
         return build_dead_letter(self.run.topics, self.run.run_id, EVALUATOR, message, refused.refusal)
 
     def tick(self) -> Iterable[Outgoing]:
-        """Return the results of evaluations that were complete at the start; all others come from groups."""
+        """Look for the end of the run; results come from groups."""
         self._look_for_end()
-        complete, self._complete = self._complete, []
-        return [message for result in complete for message in self._build_messages(result)]
+        return ()
 
     def before_commit(self, ticked: Sequence[Ticket]) -> Iterable[Outgoing]:  # noqa: ARG002 - not in the snapshot
         """Return the snapshot, if this turn has results or a snapshot is due."""

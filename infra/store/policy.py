@@ -37,7 +37,6 @@ STORE_ROLES = {
     "trainer": Rights(reads=("groups", "examples"), writes=("weights", "files", "checkpoints")),
     "evaluator": Rights(reads=("groups",)),
     "auditor": Rights(reads=OBJECT_KINDS),
-    "compactor": Rights(writes=("weights",)),
     "collector": Rights(removes=OBJECT_KINDS),
 }
 """`up` starts every other component with its own keys; an `auditor` looks: audit, inspect, retrain, export."""

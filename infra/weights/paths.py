@@ -12,9 +12,10 @@ from headrace.infra.weights.delta_header import Header
 from headrace.schemas.records import CheckpointPointer, ClaimCheck, WeightsPublished
 
 ANCHOR, DELTA, MERGED, WHOLE = "anchor", "delta", "merged", "whole"
-"""Kinds of a WeightsPublished. The last two publish no version: they name another way to a version, from another
-version or from nothing."""
-KINDS = frozenset({ANCHOR, DELTA, MERGED, WHOLE})
+"""Kinds of a WeightsPublished. The last two publish no version. A merged delta is of an older run, and readers skip it:
+it stands for several deltas that are there, too."""
+KINDS = frozenset({ANCHOR, DELTA, WHOLE})
+"""Kinds that are read."""
 RECENT_VERSIONS = 64
 """Versions that a worker begins with, and what is before them back to an anchor; `headrace gc` keeps no fewer."""
 NO_BASE = ""

@@ -16,7 +16,6 @@ from headrace.infra.weights.delta import Delta, read_delta
 from headrace.infra.weights.folder import read_shards
 from headrace.infra.weights.held import HeldWeights
 from headrace.infra.weights.paths import (
-    MERGED,
     NO_BASE,
     WHOLE,
     describe_mislabelling,
@@ -147,8 +146,6 @@ def claim_of(event: WeightsPublished) -> ClaimCheck:
 
 def name_of(event: WeightsPublished) -> str:
     """Return a name of an event's object for a sentence."""
-    if event.kind == MERGED:
-        return f"the merged delta of versions {event.base_version} to {event.version}"
     if event.kind == WHOLE:
         return f"the whole weights of version {event.version}"
     return f"the {event.kind} of version {event.version}"

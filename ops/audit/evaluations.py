@@ -17,7 +17,6 @@ import numpy as np
 from headrace.consumers.evaluate.evaluation import (
     EvaluationFold,
     build_group_without_answers,
-    clamp_rewards,
     read_lost_stamp,
     workflow_of,
 )
@@ -80,15 +79,13 @@ class Evaluations:
         self._results: dict[EvaluationKey, EvalResult] = {}
         self._expected: dict[EvaluationKey, tuple[EvalResult, dict[str, int]]] = {}
         """Deep audit only: the result that the answers give, and the offsets that the evaluator must reach for it."""
-        self._expected_cut: dict[EvaluationKey, EvalResult] = {}
-        """Deep audit only: the results of older releases, which clipped rewards to 0 to 1, from the same answers."""
         self._spans: dict[EvaluationKey, tuple[int, int]] = {}
         """Deep audit only: the lowest and the highest number that was answered."""
         self._unread: set[tuple[str, int, int]] = set()
         """Deep audit only: (topic, partition, offset) of answers that have a dead letter."""
         self._unseen: set[EvaluationKey] = set()
         """Deep audit only: evaluations with answers in a store that is left out."""
-        self._fold, self._fold_cut = EvaluationFold("", self._size), EvaluationFold("", self._size)
+        self._fold = EvaluationFold("", self._size)
         self._found = Problems()
 
     @property
@@ -163,11 +160,11 @@ class Evaluations:
             return
         low, high = self._spans.get(key, (group.number, group.number))
         self._spans[key] = min(low, group.number), max(high, group.number)
-        result, cut = self._fold.fold_group(group), self._fold_cut.fold_group(clamp_rewards(group))
-        if result is not None and cut is not None:  # both or neither
+        result = self._fold.fold_group(group)
+        if result is not None:
             ends = {name_partition(partition_id): end for partition_id, end in self._ends.items()}
             key = (result.workflow, result.policy, result.version)
-            self._expected[key], self._expected_cut[key] = (result, ends), cut
+            self._expected[key] = result, ends
 
     def find_unanswered(self, message: Message, run_id: str) -> TrajectoryGroup | None:
         """Return the group that the evaluator counted in place of an unreadable answer; None for a readable answer."""
@@ -306,13 +303,12 @@ class Evaluations:
     def _find_differences(self, key: EvaluationKey, expected: EvalResult, found: EvalResult) -> str:
         """Return how a result differs from its answers, in words.
 
-        An older release may have clipped the rewards, and counted episodes as failed in which the policy did not act.
+        An older release may have counted episodes as failed in which the policy did not act.
         """
         names = self._fields_to_compare(key, found)
         if expected.failures < found.failures <= expected.problems * expected.samples - expected.played:
             found = replace(found, failures=expected.failures, played=expected.played)
-        is_as_cut = not _describe_differences(self._expected_cut[key], found, names)
-        return "" if is_as_cut else _describe_differences(expected, found, names)
+        return _describe_differences(expected, found, names)
 
     def _fields_to_compare(self, key: EvaluationKey, found: EvalResult) -> tuple[str, ...]:
         """Return the fields in which a result must agree with its answers.

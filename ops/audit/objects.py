@@ -30,8 +30,6 @@ from headrace.schemas.topics import policy_variant_of
 
 VersionObjects = tuple[str, str, int]
 """(policy, weights | checkpoints, version)."""
-WAY_NAMES = {MERGED: "the merged delta of versions {} to", WHOLE: "the whole weights of version"}
-"""Names of the objects that are further ways to a version; the number of the version follows."""
 CHECKPOINT_KEY = "headrace.checkpoint"
 """Key of the metadata in a checkpoint, as `trainers.learner.checkpoint` writes it."""
 CHECKPOINT_HEADER_BYTES = 16 << 20
@@ -54,8 +52,6 @@ class ObjectChecks:
         self._folder = folder
         self._held: dict[str, HeldWeights] = {}
         """Policy or shadow to the weights of its previous event, mapped from a file."""
-        self._anchors: dict[str, WeightsPublished] = {}
-        """Policy or shadow to its newest whole weights."""
         self._files: dict[str, set[str]] = {}
         """Policy or shadow to the names of the files beside its newest whole weights."""
         self._lost: set[str] = set()
@@ -74,7 +70,7 @@ class ObjectChecks:
             record = codec.decode(message.value, kind)
         except SchemaError:  # the fold reports it
             return
-        if isinstance(record, WeightsPublished):
+        if isinstance(record, WeightsPublished) and record.kind != MERGED:  # nobody reads a merged delta
             yield from self._check_weights(record, name_offset(message))
         elif isinstance(record, CheckpointPointer):
             yield from self._check_checkpoint(record, name_offset(message))
@@ -82,7 +78,7 @@ class ObjectChecks:
 
     def _check_weights(self, event: WeightsPublished, where: str) -> Iterator[str]:
         policy_variant = _policy_variant(event)
-        what = WAY_NAMES.get(event.kind, "version").format(event.base_version)
+        what = "the whole weights of version" if event.kind == WHOLE else "version"
         name = f"{what} {event.version} of {policy_variant}, announced by {where}:"
         for file in event.files:
             yield from (f"{name} file {file.name}: {why}" for why in self.claim(file.claim))
@@ -134,15 +130,10 @@ class ObjectChecks:
         name = blake3(_policy_variant(event).encode()).hexdigest()
         path = self._folder / f"{name}.new"
         if is_whole(event):
-            held = self._fetch_anchor(event, self._folder / f"{name}.anchor")
-            self._anchors[_policy_variant(event)], self._held[_policy_variant(event)] = event, held
+            held = self._held[_policy_variant(event)] = self._fetch_anchor(event, self._folder / f"{name}.anchor")
             return held.weights_hash
         self._store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
-        return (
-            self._compute_hash_of_merged(event, path)
-            if event.kind == MERGED
-            else self._compute_hash_of_delta(event, path)
-        )
+        return self._compute_hash_of_delta(event, path)
 
     def _fetch_anchor(self, event: WeightsPublished, folder: Path) -> HeldWeights:
         """Fetch an anchor's objects into a folder of their own; return its weights as mapped files."""
@@ -160,16 +151,6 @@ class ObjectChecks:
             return held.weights_hash
         self._lost.add(_policy_variant(event))
         return header.weights_hash
-
-    def _compute_hash_of_merged(self, event: WeightsPublished, path: Path) -> str:
-        """Return the hash in a merged delta's header; in a deep audit, the hash of the delta applied to its anchor."""
-        delta = _open_labelled(event, path)
-        anchor = self._anchors.get(_policy_variant(event))
-        if not self._deep or anchor is None or anchor.weights_hash != event.base_hash:
-            return delta.header.weights_hash
-        held = self._fetch_anchor(anchor, path.with_suffix(".base"))
-        held.apply(delta)
-        return held.weights_hash
 
     def _check_checkpoint(self, pointer: CheckpointPointer, where: str) -> Iterator[str]:
         name = f"the checkpoint of version {pointer.version} of {_policy_variant(pointer)}, named by {where}:"

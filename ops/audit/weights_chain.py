@@ -62,8 +62,6 @@ class WeightsChain:
         """Version that a group names to the first record that names it."""
         self._anchor = -1
         """Offset of the newest whole weights."""
-        self._anchors: dict[int, int] = {}
-        """Published version to the offset of the newest whole weights at its event."""
 
     def fold_batch(self, version: int, link: ChainLink, *, is_last: bool = False) -> None:
         """Take in a record that made a version; `is_last` by the recipe revision of the record."""
@@ -76,7 +74,6 @@ class WeightsChain:
         self._unmarked = (version, link.where) if version == self.steps and not final else None
         if final and version < self._earliest_end:
             self._final[version] = link.where
-        self._anchors[version] = self._anchor
         before = self._begun.get(version) or self._events.get(version)
         is_newest = version == next(reversed(self._events), -1)
         if before is not None and is_newest and base_version < 0 and link.epoch == before.epoch + 1:
@@ -86,34 +83,16 @@ class WeightsChain:
         if base_version >= 0:
             self._bases[version] = base_version
 
-    def fold_merged(self, version: int, link: ChainLink, base_version: int, *, final: bool = False) -> None:
-        """Record a merged delta between two versions; its event comes after both versions are published."""
-        if final:
-            self.broken.add_sentence(
-                f"{link.where} is a merged delta of {self.policy}, so it must not be marked as final"
-            )
-        for which, weights in ((base_version, link.base), (version, link.result)):
-            event = self._find_event(which)
-            if event is None or (event.result, event.epoch) != (weights, link.epoch):
-                self.broken.add_sentence(
-                    f"the merged delta of versions {base_version} to {version} of {self.policy} names weights "
-                    f"{_shorten(weights)} of epoch {link.epoch} for version {which}, but that version "
-                    f"{_describe_event(event)}: {link.where}"
-                )
-
     def fold_anchor(self, offset: int) -> None:
         """Record the offset of whole weights."""
         self._anchor = offset
 
-    def match_anchor(self, offset: int, where: str, version: int | None = None) -> None:
-        """Take in the offset of the nearest whole weights that a delta names; -1 if it names none.
-
-        A merged delta names the whole weights that were the nearest when its version was published.
-        """
-        nearest = self._anchor if version is None else self._anchors.get(version, -1)
-        if 0 <= offset != nearest >= 0:
+    def match_anchor(self, offset: int, where: str) -> None:
+        """Take in the offset of the nearest whole weights that a delta names; -1 if it names none."""
+        if 0 <= offset != self._anchor >= 0:
             self.broken.add_sentence(
-                f"{where} names offset {offset} as its anchor, but the nearest whole weights are at offset {nearest}"
+                f"{where} names offset {offset} as its anchor, but the nearest whole weights are at offset "
+                f"{self._anchor}"
             )
 
     def fold_whole(self, version: int, link: ChainLink) -> None:

@@ -15,7 +15,6 @@ from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import (
     ANCHOR,
     DELTA,
-    MERGED,
     NO_BASE,
     WHOLE,
     find_cheapest_path,
@@ -31,17 +30,6 @@ from headrace.ops.figures.workers import list_workers
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import TakenWeights, WeightsPublished, WorkerStatus
-
-
-@dataclass(frozen=True, slots=True)
-class MergedDelta:
-    """Several deltas as one object, for a worker that joins many versions late."""
-
-    base_version: int
-    version: int
-    bytes: int
-    created_ms: int
-    """Wall time in ms since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +84,8 @@ class WeightsHistory:
     versions: tuple[VersionWeights, ...]
     left_out: tuple[int, ...]
     """Number of versions that were made and not published."""
-    merged: tuple[MergedDelta, ...]
     bytes: dict[str, int]
-    """Kind of object (anchor, delta, merged, whole) to bytes."""
+    """Kind of object (anchor, delta, whole) to bytes."""
     join: Join
     served: dict[str, int]
     """Running worker to the version that it serves."""
@@ -123,7 +110,6 @@ def _build_history(run: str, ledger: Ledger, name: str, retired: Retired) -> Wei
         for event in events
         if is_version(event)
     ]
-    merged = [_describe_merged(event) for event in events if event.kind == MERGED]
     way = (
         find_cheapest_path([link for event in events if (link := link_of(event))], NO_BASE, _find_newest_hash(versions))
         or []
@@ -134,9 +120,7 @@ def _build_history(run: str, ledger: Ledger, name: str, retired: Retired) -> Wei
         policy=name,
         versions=tuple(versions),
         left_out=tuple(sorted(version for version in trained - published if version >= 0)),
-        merged=tuple(merged),
         bytes={kind: sum(one.bytes for one in versions if one.kind == kind) for kind in (ANCHOR, DELTA)}
-        | {MERGED: sum(one.bytes for one in merged)}
         | {WHOLE: sum(size_of(event) for event in events if event.kind == WHOLE)},
         join=Join(len(way), sum(link.size_bytes for link in way)),
         served=versions_by_worker(list_workers(ledger), name, now_ms()),
@@ -162,10 +146,6 @@ def _collect_reports(ledger: Ledger, policy: str) -> defaultdict[int, list[Taken
 
 def _find_newest_hash(versions: Sequence[VersionWeights]) -> str:
     return versions[-1].weights_hash if versions else NO_BASE
-
-
-def _describe_merged(event: WeightsPublished) -> MergedDelta:
-    return MergedDelta(event.base_version, event.version, size_of(event), event.created_ms)
 
 
 def _describe_version(event: WeightsPublished, taken: list[TakenWeights], *, retired: bool) -> VersionWeights:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, RECENT_VERSIONS, is_version
+from headrace.infra.weights.paths import ANCHOR, DELTA, RECENT_VERSIONS, is_version, is_whole
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 
 
 class PublishedWeights:
-    """The recent versions of one policy, earlier versions back to an anchor, and merged deltas between them.
+    """The recent versions of one policy, earlier versions back to an anchor, and whole weights of them again.
 
     One thread calls `add_event`; any thread may call the other methods.
     """
@@ -17,14 +17,14 @@ class PublishedWeights:
         """Newest version seen; -1 before the first."""
         self._versions: dict[int, WeightsPublished] = {}
         self._further: dict[ClaimCheck | None, WeightsPublished] = {}
-        """Merged deltas, by their objects, in order of arrival."""
+        """Records of versions that were published again as whole weights, by their objects, in order of arrival."""
 
     def add_event(self, event: WeightsPublished) -> None:
         """Take in a record, and forget records that no recent version needs."""
         if is_version(event):
             self._versions[event.version] = event
             self.head = max(self.head, event.version)
-        else:
+        elif is_whole(event):
             self._further[event.weights] = event
         self._forget()
 
@@ -53,12 +53,8 @@ class PublishedWeights:
         anchors = [version for version, record in versions.items() if version <= oldest and record.kind == ANCHOR]
         for version in [version for version in versions if version < max(anchors, default=version)]:
             del versions[version]
-        first = _first_version_needed(versions[min(versions)])
-        kept = [claim for claim, record in further.items() if _first_version_needed(record) >= first][-RECENT_VERSIONS:]
+        first = versions[min(versions)]
+        needed = first.base_version if first.kind == DELTA else first.version
+        kept = [claim for claim, record in further.items() if record.version >= needed][-RECENT_VERSIONS:]
         for claim in further.keys() - set(kept):
             del further[claim]
-
-
-def _first_version_needed(record: WeightsPublished) -> int:
-    """Return the first version that is needed to use a record: for a delta its base, else its own version."""
-    return record.base_version if record.kind in {DELTA, MERGED} else record.version

@@ -22,7 +22,7 @@ from headrace.schemas.records import WeightsPublished
 log = structlog.get_logger()
 
 OFFSETS_A_VERSION = 3
-"""Most offsets per version: its record, its transaction marker, and perhaps a merged delta that ends in it."""
+"""Most offsets per version: its record, its transaction marker, and in older runs a merged delta that ends in it."""
 FOLLOWER_POLL_S = 0.1
 
 

@@ -188,19 +188,19 @@ def test_going_on_leaves_every_record_that_was_there_as_it_was(resumed: Resumed,
 
 @pytest.mark.builds
 def test_what_both_builds_curated_is_curated_again_from_one_archive(resumed: Resumed, tmp_path: Path) -> None:
-    again = asked("curate", "--from", resumed.archive, "--out", tmp_path / "again")
+    again = asked("offline", "curate", "--from", resumed.archive, "--out", tmp_path / "again")
     assert again["sha256"] == resumed.audit["curated"]["solver"]["sha256"]
 
 
 @pytest.mark.builds
 def test_its_archive_is_curated_to_the_same_bytes(archive: Path, tmp_path: Path) -> None:
-    assert lacking(told("curate"), asked("curate", "--from", archive, "--out", tmp_path / "curated")) == []
+    assert lacking(told("curate"), asked("offline", "curate", "--from", archive, "--out", tmp_path / "curated")) == []
 
 
 @pytest.mark.builds
 def test_its_archive_is_trained_over_in_the_batches_that_it_recorded(archive: Path, tmp_path: Path) -> None:
     then = told("train")
-    done = headrace("train", "--from", archive, "--batches", "--out", tmp_path / "trained", "--json")
+    done = headrace("offline", "train", "--from", archive, "--batches", "--out", tmp_path / "trained", "--json")
     assert done.stdout.startswith("{"), done.stderr
     now = json.loads(done.stdout)
     assert (recorded_hashes(now), now["trained"]) == (recorded_hashes(then), then["trained"])

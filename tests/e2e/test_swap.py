@@ -108,7 +108,7 @@ def test_a_run_goes_on_through_two_swaps_and_its_audit_archive_and_retraining_ag
     assert audit["policies"]["solver"]["replayed"] > 0
     archive, tried_archive = tmp_path / "run.archive", tmp_path / "tried.archive"
     asked("archive", "--data", data, "--out", archive)
-    curated = asked("curate", "--from", archive, "--out", tried_archive)
+    curated = asked("offline", "curate", "--from", archive, "--out", tried_archive)
     assert (curated["kept"], curated["sha256"]) == (
         audit["curated"]["solver"]["n"],
         audit["curated"]["solver"]["sha256"],

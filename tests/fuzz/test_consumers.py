@@ -493,7 +493,7 @@ def test_a_worker_serves_the_weights_of_a_record_or_says_why_not(fuzz: Fuzz) -> 
     follower = RunFollower(RUN, ("solver",), "w")
 
     def make(rng: Random) -> Message:
-        valid, data = rng.choice(((whole, anchor), (change, delta), (replace(change, kind="merged"), delta)))
+        valid, data = rng.choice(((whole, anchor), (change, delta)))
         assert valid.weights is not None
         if rng.random() < 0.4:
             made = replace(valid, weights=SHELF.shelve(altered(rng, data), "weights"))

@@ -1,4 +1,4 @@
-"""More ways to break a promise where a run has replays, a swap, merged deltas, groups in the store or a shadow.
+"""More ways to break a promise where a run has replays, a swap, groups in the store or a shadow.
 
 Importing this adds them to RICH, the list of the others of such a run.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 from tampering_hand import Hand
 from tamperings import FINISHED, Catalogue, better
 from tamperings_new import NO_OUTCOME, alter, stored
-from tamperings_of_variants import OTHER, RICH, change_batch, merged, of_use, replay_record
+from tamperings_of_variants import OTHER, RICH, change_batch, of_use, replay_record
 
 from headrace.infra.kafka.clients import Message
 from headrace.schemas import codec
@@ -120,7 +120,7 @@ def rp65_replay_trained_in_place_of_its_first_use(hand: Hand) -> None:
     change_batch(hand, other, lambda groups: tuple(first if use == replay else use for use in groups))
 
 
-# ------------------------------------------------------------------------------------------------ swap and merged delta
+# ----------------------------------------------------------------------------------------------------------------- swap
 
 
 @rich("has recipe revision 1, but the task was issued under revision 0")
@@ -132,23 +132,6 @@ def sw60_swap_taken_from_the_feeders_state(hand: Hand) -> None:
 def sw61_revisions_reordered(hand: Hand) -> None:
     (one, _), (other, _), *_ = hand.decoded(hand.recipe, RecipeRevision)
     hand.exchange(one, other)
-
-
-rich.altered("mg60_base_of_a_merged_delta", "base_version is 0 instead of 1", merged, base_version=1)
-rich.altered(
-    "mg61_base_hash_of_a_merged_delta", "names weights 0{12} of epoch 0 for version 0", merged, base_hash="0" * 64
-)
-rich.altered("mg62_result_of_a_merged_delta_renumbered", "version is 12 instead of 11", merged, version=11)
-rich.altered("mg63_anchor_of_a_merged_delta", "names offset 8 as its anchor, but the nearest", merged, anchor_offset=8)
-rich.altered("mg64_epoch_of_a_merged_delta", "epoch is 0 instead of 1", merged, epoch=1)
-rich.add(
-    "mg65_byte_of_a_merged_delta_altered", "the merged delta .* has sha256", lambda h: h.spoil(merged(h)[1].weights)
-)
-rich.add(
-    "mg66_single_delta_as_the_merged_one",
-    "the merged delta .*: it is not the delta that its record says: base_version is 11 instead of 0",
-    lambda hand: alter(merged(hand), hand, weights=hand.event(12)[1].weights),
-)
 
 
 # --------------------------------------------------------------------------------------------------------------- shadow

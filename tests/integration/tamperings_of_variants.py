@@ -1,4 +1,4 @@
-"""Ways to break a promise in the log of a run with more in it: replays, a swap, merged deltas, a shadow."""
+"""Ways to break a promise in the log of a run with more in it: replays, a swap, a shadow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from headrace.schemas.records import (
     RecipeRevision,
     Task,
     TrajectoryGroup,
-    WeightsPublished,
 )
 
 OTHER = "solver.other"
@@ -106,28 +105,6 @@ def sw12_begin_of_a_revision_altered(hand: Hand) -> None:
 @rich("does not belong to this partition|no worker produced it|does not match any group")
 def sw15_partitions_of_another_number(hand: Hand) -> None:
     hand.change_recipes(lambda recipe: recipe["kafka"].update(partitions=8), only=1)
-
-
-# -------------------------------------------------------------------------------------------------------- merged deltas
-
-
-def merged(hand: Hand) -> tuple[Message, WeightsPublished]:
-    return next((m, e) for m, e in hand.decoded(hand.weights, WeightsPublished) if e.kind == "merged")
-
-
-def change_merged(hand: Hand, **fields: Any) -> None:
-    message, event = merged(hand)
-    hand.put(message, replace(event, **fields))
-
-
-@rich("merged delta of versions .* does not exist")
-def mg1_merged_object_gone(hand: Hand) -> None:
-    hand.lose(merged(hand)[1].weights)
-
-
-@rich("merged delta of versions .* names weights")
-def mg3_result_of_a_merged_delta_altered(hand: Hand) -> None:
-    change_merged(hand, weights_hash="0" * 64)
 
 
 # --------------------------------------------------------------------------------------------------------------- shadow

@@ -333,7 +333,7 @@ def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> No
     assert json.loads(done.stdout)["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
     done = headrace("archive", "--run", str(run.address), "--out", tmp_path / "a")
     assert "trajectories.solver" in done.stdout
-    done = headrace("curate", "--from", tmp_path / "a", "--out", tmp_path / "c", "--json")
+    done = headrace("offline", "curate", "--from", tmp_path / "a", "--out", tmp_path / "c", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout).keys() >= {"read", "kept", "dropped", "again", "sha256"}
     done = headrace("replay", tmp_path / "a", "--data", tmp_path / "again")

@@ -1,4 +1,4 @@
-"""`headrace train --from` over the archive of a run that a trainer made: as it was, otherwise, killed."""
+"""`headrace offline train` over the archive of a run that a trainer made: as it was, otherwise, killed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def whole(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, source: Path, out: str, *words: str, **more: Any) -> tuple[Answer, dict[str, Any]]:
-    given = ("train", "--from", str(source), "--out", str(folder / out), "--json", *words)
+    given = ("offline", "train", "--from", str(source), "--out", str(folder / out), "--json", *words)
     answer = command(folder, *given, **more)
     return answer, json.loads(answer.out) if answer.out else {}
 
@@ -92,7 +92,7 @@ def test_batches_cut_anew_are_the_same_every_time_and_other_settings_are_not(who
     assert other["weights_hash"] != found["weights_hash"]
     assert len(other["versions"]) == 3
     assert other["settings"] == ["trainer.steps: 7 -> 3", "trainer.learning_rate: 5e-06 -> 0.01"]
-    shown = command(tmp_path, "train", "--from", str(whole), "--out", str(tmp_path / "fourth"))
+    shown = command(tmp_path, "offline", "train", "--from", str(whole), "--out", str(tmp_path / "fourth"))
     assert "grad norm" in shown.out
     assert found["weights_hash"] in shown.out
 

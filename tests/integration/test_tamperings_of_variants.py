@@ -1,6 +1,6 @@
 """As test_tamperings, over a run with more in it.
 
-It replays, its chain is swapped, its groups are in the store, its deltas are merged, and a shadow learns beside it.
+It replays, its chain is swapped, its groups are in the store, and a shadow learns beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def replaying(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         wait_for_version(made.data, up, 5, OTHER)
         wait_for_a_group_of_the_later_chain(made.data)
         with suspended_trainer(made.data):
-            done("compact", "--data", made.data, "--once", "--every", "2")
             made.look(LIVE)
     done(*words)
     made.look(FINISHED)
@@ -66,7 +65,5 @@ def test_a_run_in_which_all_is_well_is_green(replaying: Runs, run: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_a_tampering_with_replays_swaps_merged_deltas_or_a_shadow_is_named(
-    replaying: Runs, case: tuple[Tampering, str]
-) -> None:
+def test_a_tampering_with_replays_swaps_or_a_shadow_is_named(replaying: Runs, case: tuple[Tampering, str]) -> None:
     check(replaying, *case)

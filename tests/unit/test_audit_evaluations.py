@@ -270,12 +270,12 @@ def test_a_result_of_an_older_build_may_count_as_failed_in_what_the_policy_did_n
         assert (not scene.said()) == closes
 
 
-def test_a_result_is_the_mean_of_its_rewards_and_one_of_an_older_build_that_of_rewards_cut_off_to_0_to_1() -> None:
+def test_a_result_is_the_mean_of_its_rewards_of_any_size() -> None:
     scene = Scene()
     scene.answers |= {number: answer(number, 9.0, -2.0) for number in (2, 3)}
     fold = EvaluationFold("r", 2)
     [whole] = [one for at in (2, 3) if (one := fold.fold_group(scene.answers[at])) is not None]
-    for reward, is_right in ((3.5, True), (0.5, True), (1.0, False)):
+    for reward, is_right in ((3.5, True), (1.0, False)):
         scene.results[1] = replace(whole, avg_at_k=reward)
         assert scene.said() == [
             f"{NAME.format(1)} has a result that differs from its answers (answers -> result): avg_at_k 3.5 -> 1.0"

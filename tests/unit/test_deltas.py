@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from headrace.infra.weights.coding import BLOCK_ITEMS, decode_block, encode_block, find_changes, zstd
 from headrace.infra.weights.delta import DELTA_MAGIC, Label, NeedsAnchor, encode_delta, read_delta
 from headrace.infra.weights.held import HeldWeights, WrongBase
-from headrace.infra.weights.merging import merge_deltas
 from headrace.infra.weights.tensors import ITEM_BYTES, Tensor, WeightsError, hash_weights
 
 Weights = dict[str, Tensor]
@@ -72,25 +71,6 @@ def test_a_delta_gives_exactly_the_new_weights_and_applied_again_nothing(
     assert held.weights_hash == hash_weights(new) == delta.header.weights_hash
     assert not held.apply(delta)
     assert delta.header.label == Label("p", 1, 4, 5)
-
-
-@given(layouts(), st.integers(0, 1 << 30), st.lists(st.sampled_from([0.0, 0.01, 0.5, 1.0]), min_size=1, max_size=5))
-@settings(max_examples=15)
-def test_merged_deltas_are_equal_to_all_of_them_in_turn(
-    layout: dict[str, tuple[str, tuple[int, ...]]], seed: int, densities: list[float]
-) -> None:
-    rng, sets = np.random.default_rng(seed), [made(seed, layout)]
-    for density in densities:
-        sets.append(changed(sets[-1], density, rng, near=density < 1))
-    deltas = [
-        read_delta(encode_delta(sets[n], sets[n + 1], Label(base_version=n, version=n + 1), block_items=30))
-        for n in range(len(densities))
-    ]
-    merged = read_delta(merge_deltas(deltas))
-    held = HeldWeights(sets[0])
-    held.apply(merged)
-    assert held.weights_hash == hash_weights(sets[-1])
-    assert (merged.header.label.base_version, merged.header.label.version) == (0, len(densities))
 
 
 @pytest.mark.parametrize(
@@ -265,23 +245,6 @@ def test_streams_that_are_not_what_the_header_says_are_refused() -> None:
         decode_block(coded, 900, 2)
 
 
-def test_deltas_that_are_no_chain_are_not_merged(pair: tuple[Weights, Weights]) -> None:
-    base, new = pair
-    there, back = (read_delta(encode_delta(*two, Label())) for two in ((base, new), (new, base)))
-    both = read_delta(merge_deltas([there, back])).header
-    assert both.base_hash == both.weights_hash
-    # `a` was undone; `b` stands whole, and nothing says what it was before.
-    assert [(head.name, bool(head.blocks)) for head in both.tensors] == [("b", False)]
-    hashes = f"needs weights with hash {there.header.base_hash}, but the delta before it makes {back.header.base_hash}"
-    with pytest.raises(WeightsError, match=f"do not form a chain: the delta of version -1 {hashes}$"):
-        merge_deltas([there, there])
-    other = replace(back, header=replace(back.header, block_items=7))
-    with pytest.raises(WeightsError, match=r"has blocks of 7 items, but the delta before it has blocks of \d+$"):
-        merge_deltas([there, other])
-    with pytest.raises(WeightsError, match="nothing to merge"):
-        merge_deltas([])
-
-
 def test_the_example_of_the_page_is_what_the_code_writes() -> None:
     text = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
     block = re.search(r"<!-- example -->\n```\n(.*?)```", text, re.DOTALL)
@@ -349,14 +312,3 @@ def test_a_frame_behind_a_stream_is_refused_and_never_unpacked() -> None:
         streams = (*coded.streams[:number], bytes(stream) + more, *coded.streams[number + 1 :])
         with pytest.raises(WeightsError, match="must be one zstd frame"):
             decode_block(replace(coded, streams=streams), 10, 2)
-
-
-def test_deltas_that_disagree_on_a_tensor_are_not_merged_whatever_their_hashes_say() -> None:
-    sets = [made(1, {"w": ("BF16", shape)}) for shape in ((8, 40), (40, 8))]
-    hashes = [hash_weights(one) for one in (sets[0], changed(sets[0], 0.1, np.random.default_rng(0)), sets[1])]
-    deltas = [
-        read_delta(encode_delta(one, changed(one, 0.1, np.random.default_rng(0)), Label(), hashes=pair))
-        for one, pair in zip(sets, ((hashes[0], hashes[1]), (hashes[1], hashes[2])), strict=True)
-    ]
-    with pytest.raises(WeightsError, match="different dtypes or shapes"):
-        merge_deltas(deltas)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_ledger import MadeLedger
 
 from headrace.app.views.evaluation_words import describe_evaluation, group_by_workflow
-from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold, clamp_rewards
+from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold
 from headrace.ops.episode_errors import list_errors
 from headrace.ops.figures.reward_figures import Rewards
 from headrace.ops.figures.summary import find_eval_ends
@@ -174,21 +174,6 @@ def test_rewards_without_a_mean_that_can_be_reckoned_with_end_no_evaluation(rewa
     assert math.isnan(codec.decode(codec.encode(result), EvalResult).avg_at_k)
 
 
-def test_an_evaluation_that_an_older_build_began_cuts_rewards_off_to_its_end() -> None:
-    first = EvaluationFold("r", 2)
-    first.fold_group(clamp_rewards(group(0, 10.0, -4.0)))
-    of_older_build = json.loads(json.dumps(first.snapshot()))
-    del of_older_build["cut"]
-    second, third = EvaluationFold("r", 2), EvaluationFold("r", 2)
-    second.restore(of_older_build)
-    third.restore(json.loads(json.dumps(second.snapshot())))
-    ended = third.fold_group(group(1, 8.0, 0.0))
-    assert ended is not None
-    assert ended.avg_at_k == 0.5
-    [of_now] = fold_all(third, [group(number, 8.0, version=4) for number in (2, 3)])
-    assert of_now.avg_at_k == 8.0
-
-
 def test_one_version_gives_one_result() -> None:
     fold = EvaluationFold("r", 1)
     assert fold.fold_group(group(0, 1)) is not None
@@ -232,18 +217,6 @@ def test_a_task_that_a_later_revision_sends_again_leaves_its_evaluation_as_large
     assert fold.fold_group(replace(group(1, 1.0), revision=1)) is None
     [result] = fold_all(fold, [group(0, 1.0)])
     assert result.asked == 2
-
-
-def test_an_evaluation_that_was_counted_by_another_recipe_goes_on_by_its_own_after_a_restart() -> None:
-    """An evaluator that had not seen revision 1 took the number of problems of revision 0."""
-    for counted, asked, concluded in ((4, 2, [(3, 2)]), (2, 3, [])):
-        first, later = EvaluationFold("r", counted, [counted]), EvaluationFold("r", asked, [counted, asked])
-        found = [replace(group(number, 1.0), revision=1) for number in range(3)]
-        assert fold_all(first, found[: min(counted, asked) - (counted < asked)]) == []
-        later.restore(json.loads(json.dumps(first.snapshot())))
-        assert [(one.version, one.asked) for one in later.conclude_complete()] == concluded
-        assert [one.asked for one in fold_all(later, found)] == ([] if concluded else [3])
-        assert later.conclude_complete() == []
 
 
 def test_a_snapshot_that_does_not_say_how_many_problems_were_asked_goes_by_the_recipe() -> None:

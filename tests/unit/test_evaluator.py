@@ -14,7 +14,6 @@ from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
 from headrace.consumers.evaluate import evaluator as evaluators
-from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.infra.kafka.clients import Connection, Message, Outgoing, RunAddress
 from headrace.infra.process.signals import MustRestart
@@ -144,20 +143,6 @@ def test_an_evaluator_that_meets_a_later_recipe_starts_again_and_counts_by_that_
     assert codec.decode(letter.value, DeadLetter).number == 3, (
         "a revision that nobody wrote is no reason to start again"
     )
-
-
-def test_an_evaluation_that_is_complete_by_its_own_recipe_is_written_after_a_restart() -> None:
-    recipes = tuple(sums_recipe(evaluate={"problems": problems, "samples": 1}) for problems in (3, 2))
-    fold = EvaluationFold("one", 3)
-    for number in range(2):
-        made = replace(group([1.0], number=number), stream="eval.sums", asked_version=1, revision=1)
-        assert fold.fold_group(made) is None
-    run = Run(RunAddress(Connection("k:1"), "r"), "one", recipes, cast("Any", None))
-    own = SimpleNamespace(restored=json.dumps(fold.snapshot()).encode())
-    found = Evaluator(run, cast("OwnPositions", own))
-    [result] = found.tick()
-    assert codec.decode(result.value, EvalResult).asked == 2
-    assert not list(found.tick())
 
 
 def test_a_group_with_names_of_any_length_is_a_dead_letter_and_leaves_no_long_name_in_the_snapshot() -> None:

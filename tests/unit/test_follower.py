@@ -132,14 +132,14 @@ def test_of_several_waiting_versions_only_the_newest_is_loaded() -> None:
     assert scene.loader.taken["p"] is taken, "it still serves that one"
 
 
-def test_a_merged_delta_is_a_way_between_versions_and_none_itself() -> None:
+def test_a_merged_delta_of_an_older_run_is_no_version_and_skipped() -> None:
     scene = Scene()
     for version in range(3):
         scene.publish(version)
     for version in (2, 9):
         scene.publish(version, kind="merged", base_version=0, base_hash="a", weights_hash="b")
     assert scene.follower.published["p"].head == 2
-    assert [record.version for record in scene.follower.published["p"].list_ways()] == [0, 1, 2, 2, 9]
+    assert [record.version for record in scene.follower.published["p"].list_ways()] == [0, 1, 2]
     assert scene.turn() == [2]
     assert scene.pauses.detail == ""
 

@@ -21,16 +21,13 @@ ALLOWED = {
     "asked": "of the protocol HasTiers, which environments of users have",
     "curated": "the name of the topic `curated`, as the other methods of Topics name theirs",
     "decoupled_ppo": "the name of a loss in recipes",
-    "deprecated_names": "noun: returns them",
     "generalized_advantage": "the name of a formula",
     "given": "the name of an advantage in recipes",
-    "shaped": "the old name of `with_shaped_rewards`",
     "single_turn": "the name of a workflow in recipes",
     "writable": "of Python's files",
     **dict.fromkeys(
         (
             "_fenced_error",
-            "_first_version_needed",
             "_gone_error",
             "_merged_weight",
             "chosen_experts",

@@ -56,7 +56,7 @@ def test_every_problem_is_played_and_the_same_folder_answers_alike(folder: Path)
 
 
 def test_the_command_tells_the_figures_of_an_evaluation(folder: Path) -> None:
-    words = ["evaluate", "--weights", str(folder), "--recipe", "arithmetic", "--json"]
+    words = ["offline", "evaluate", "--weights", str(folder), "--recipe", "arithmetic", "--json"]
     done = CliRunner().invoke(app, [*words, *(word for one in SETS for word in ("--set", one))])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["sums"]["solver"]

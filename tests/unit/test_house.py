@@ -44,7 +44,6 @@ LIGHT = (
     "headrace.consumers.curate.curator",
     "headrace.consumers.evaluate.evaluator",
     "headrace.trainers.scheduler",
-    "headrace.ops.compaction.compactor",
     "headrace.ops.audit.report",
     "headrace.ops.lineage.lineage",
     "headrace.ops.figures.summary",

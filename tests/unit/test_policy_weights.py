@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing, StoreUnavailable
-from headrace.infra.weights.delta import encode_delta, read_delta
+from headrace.infra.weights.delta import encode_delta
 from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.folder import files_of
-from headrace.infra.weights.merging import merge_deltas
 from headrace.infra.weights.paths import ANCHOR, DELTA, MERGED, NO_BASE, Link, find_cheapest_path, link_of
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import encode_safetensors
@@ -112,15 +111,11 @@ def test_a_joiner_takes_an_anchor_and_deltas_and_a_follower_only_what_it_lacks()
     assert scene.is_at(5)
 
 
-def test_a_merged_delta_is_taken_where_it_is_less_than_all_that_it_stands_for() -> None:
+def test_a_merged_delta_of_an_older_run_is_skipped() -> None:
     scene = Scene()
-    scene.load_version(1)
-    deltas = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(1, 7)]
-    scene.delta(1, 7, merge_deltas(deltas), kind=MERGED)
-    scene.store.asked.clear()
-    scene.load_version(8)
-    assert scene.store.asked == ["delta-1-7", "delta-7-8"]
-    assert scene.is_at(8)
+    scene.delta(0, 2, kind=MERGED)
+    scene.load_version(2)
+    assert scene.store.asked == ["anchor-0", "delta-0-1", "delta-1-2"]
 
 
 def test_of_all_ways_the_one_of_fewest_bytes_is_taken() -> None:
@@ -219,8 +214,7 @@ def test_a_damaged_delta_is_refused_and_the_next_anchor_heals(damage: Callable[[
 def test_a_damaged_delta_is_gone_round_where_there_is_another_way(damage: Callable[[Scene], None]) -> None:
     scene = Scene()
     scene.load_version(3)
-    singles = [read_delta(scene.store.objects[f"delta-{n}-{n + 1}"]) for n in range(2, 5)]
-    scene.delta(2, 5, merge_deltas(singles), kind=MERGED)
+    scene.delta(2, 5)
     damage(scene)
     scene.load_version(5)
     assert scene.is_at(5)

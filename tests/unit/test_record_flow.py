@@ -21,8 +21,6 @@ from headrace.consumers.evaluate import evaluator
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
-from headrace.ops.compaction import compactor
-from headrace.ops.compaction.compactor import Compactor
 from headrace.ops.record_flow import TAKES, WRITES
 from headrace.producers.feed import feeder
 from headrace.producers.rollout.run_follower import RunFollower
@@ -63,9 +61,6 @@ def roles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(curator, "require_partition_count", lambda *_: None)
     monkeypatch.setattr(feeder, "send_examples", lambda *_: None)
     monkeypatch.setattr(feeder, "read_revisions", lambda _: [RecipeRevision()])
-    monkeypatch.setattr(compactor, "open_producer", lambda *_: None)
-    monkeypatch.setattr(compactor, "find_start_positions", lambda _, topics: dict.fromkeys(topics, 0))
-    monkeypatch.setattr(compactor, "TopicReader", lambda _, positions, *__: noted(SimpleNamespace(topics=positions)))
     return found
 
 
@@ -117,12 +112,6 @@ def test_an_evaluator_takes_what_the_map_says(roles: list[Any]) -> None:
     assert {kind_of(topic) for topic in role.topics} == taken("evaluate")
 
 
-def test_a_compactor_takes_what_the_map_says(roles: list[Any]) -> None:
-    Compactor(RUN, ["solver"], 8, cast("Any", None))
-    [role] = roles
-    assert {kind_of(topic) for topic in role.topics} == taken("compact")
-
-
 def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = object.__new__(RolloutWorker)
     worker.run, worker.options = RUN, Options("sums", "w", "eu", 1, 8)
@@ -164,7 +153,6 @@ COMPONENTS = {
     "curators": "curate",
     "evaluator": "evaluate",
     "trainer": "train",
-    "compactor": "compact",
 }
 BESIDE = {"launcher", "swap", "gc", "page", "audit", "people", "all at their start", "its writers at their start"}
 """Commands and people: they are no components, so the map has none of them."""
@@ -209,7 +197,7 @@ def test_no_other_file_of_a_component_writes_anything() -> None:
         ROOT / "infra/run/revisions.py",
         ROOT / "producers/rollout/record_producer.py",
     }
-    rooms = ("infra/kafka", "infra/run", "producers", "consumers", "trainers", "ops/compaction")
+    rooms = ("infra/kafka", "infra/run", "producers", "consumers", "trainers")
     writing = {path for room in rooms for path in (ROOT / room).rglob("*.py") if writes(path)}
     assert not writing - known - shared
 

@@ -9,7 +9,7 @@ from drawn_page import drawn
 
 from headrace.app.views.weights_page import describe_weights, weights_page
 from headrace.ops.figures.weights_figures import WeightsFigures
-from headrace.ops.figures.weights_history import Join, MergedDelta, VersionWeights, WeightsHistory
+from headrace.ops.figures.weights_history import Join, VersionWeights, WeightsHistory
 
 
 def version(number: int, kind: str, base: int, size: int, **more: Any) -> VersionWeights:
@@ -33,8 +33,7 @@ HISTORY = WeightsHistory(
         version(3, "delta", 1, 900, full_bytes=2_000_000),
     ),
     left_out=(2,),
-    merged=(),
-    bytes={"anchor": 2_000_000, "delta": 14_900, "merged": 0, "whole": 0},
+    bytes={"anchor": 2_000_000, "delta": 14_900, "whole": 0},
     join=Join(3, 2_014_900),
     served={"a": 3, "b": 1},
 )  # fmt: skip
@@ -75,11 +74,7 @@ def test_what_was_left_out_and_who_is_behind_is_said() -> None:
     assert "left out" not in shown(left_out=())
 
 
-def test_what_was_merged_and_what_a_joiner_fetches_is_said() -> None:
+def test_what_a_joiner_fetches_is_said() -> None:
     assert "to join   2.0 MB in 3 objects, 1.01 times the whole weights" in shown()
-    assert "merged" not in shown()
-    sizes = {"anchor": 2_000_000, "delta": 14_900, "merged": 9_000, "whole": 0}
-    said = shown(merged=(MergedDelta(0, 3, 9_000, 0),), bytes=sizes, join=Join(1, 2_000_000))
-    assert "2.0 MB whole, 14.9 kB as deltas, 9.0 kB merged" in said
-    assert "2.0 MB in 1 object, 1.00 times the whole weights" in said
+    assert "2.0 MB in 1 object, 1.00 times the whole weights" in shown(join=Join(1, 2_000_000))
     assert "the published objects do not lead to the" in shown(join=Join(0, 0))

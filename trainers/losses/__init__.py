@@ -14,7 +14,6 @@ metrics.py         metrics of a loss
 objective.py       the whole objective: `policy_loss`
 """
 
-from headrace.infra.deprecated_names import deprecated_names
 from headrace.trainers.losses.aggregation import AGGREGATIONS, constant, sequence_mean, sequence_sum, token_mean
 from headrace.trainers.losses.auxiliary import load_balance, value_loss
 from headrace.trainers.losses.correction import (
@@ -82,5 +81,3 @@ __all__ = [
     "value_loss",
     "veto",
 ]
-
-__getattr__ = deprecated_names(__name__, {"added": add_metrics})

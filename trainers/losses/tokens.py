@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
 import torch
@@ -18,25 +16,7 @@ Count: TypeAlias = int | Tensor
 
 MAX_LOG_RATIO = 20.0
 
-_OLD_NAME = "TrainedTokens.behaviour is deprecated: use TrainedTokens.behaviour_logprobs"
 
-
-def _take_old_name(made: Any) -> Any:
-    """Accept `behaviour_logprobs` by its old name too, also in `replace`, with a DeprecationWarning."""
-    make = made.__init__
-
-    @wraps(make)
-    def init(self: TrainedTokens, *arguments: Any, **named: Any) -> None:
-        if "behaviour" in named:
-            warnings.warn(_OLD_NAME, DeprecationWarning, stacklevel=2)
-            named["behaviour_logprobs"] = named.pop("behaviour")  # `replace` gives both, the other unchanged
-        make(self, *arguments, **named)
-
-    made.__init__ = init
-    return made
-
-
-@_take_old_name
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
     """The trained tokens of whole sequences; float vectors are all float32 or all float64, on one device.
@@ -89,12 +69,6 @@ class TrainedTokens:
         """Return how often each vector was changed in place."""
         vectors = {name: one for name in _VECTORS if (one := getattr(self, name)) is not None}
         return {name: one._version for name, one in vectors.items() if not one.is_inference()}  # noqa: SLF001 - torch has no other
-
-    @property
-    def behaviour(self) -> Tensor:
-        """Deprecated name of `behaviour_logprobs`, which users' losses may still read."""
-        warnings.warn(_OLD_NAME, DeprecationWarning, stacklevel=2)
-        return self.behaviour_logprobs
 
     def part(self, index: Tensor | slice) -> TrainedTokens:
         """Return the tokens at `index` (int64[M], bool[N] or a slice), which must select whole sequences in order."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-from headrace.infra.deprecated_names import deprecated_names
-
 
 class HashedDraws:
     """Uniform numbers strictly between 0 and 1; the n-th is a hash of seed, name and n, the same on every machine."""
@@ -20,6 +18,3 @@ class HashedDraws:
         digest = hashlib.blake2b(self.count.to_bytes(8, "little"), key=self._key, digest_size=8).digest()
         self.count += 1
         return ((int.from_bytes(digest, "little") >> 12) + 0.5) / 2**52
-
-
-__getattr__ = deprecated_names(__name__, {"Draws": HashedDraws})
