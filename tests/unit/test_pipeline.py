@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from headrace.trainers.versions import pipeline
 from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.publisher import Base, VersionUploader
+from headrace.trainers.versions.step_note import StepNote
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -62,7 +64,10 @@ class Scene:
         learner = OneValue(self)
         self.learner = weakref.ref(learner)
         self.uploader = SimpleNamespace(upload_version=self.upload_version, base=None)
-        self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("VersionUploader", self.uploader))
+        note = SimpleNamespace(hold=lambda *_: nullcontext())
+        self.pipeline = Pipeline(
+            cast("Run", None), cast("Learner", learner), cast("VersionUploader", self.uploader), cast("StepNote", note)
+        )
 
     def copy(self, into: dict[str, Tensor] | None) -> dict[str, Tensor]:
         if into is None:
