@@ -30,7 +30,7 @@ from headrace.envs.sandbox.kinds import check_boxes, describe_boxes, make_box
 from headrace.envs.sandbox.limits import Limits
 from headrace.envs.sandbox.namespace_box import NamespaceBox, check_new_folder, check_path
 from headrace.infra.errors import UsageError
-from headrace.ops.doctor import examine
+from headrace.ops.preflight.machine import examine
 
 
 class OwnBox:

@@ -21,7 +21,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.compare.sweep_file import load_sweep
-from headrace.ops.doctor import examine
+from headrace.ops.preflight.machine import examine
 
 
 def test_nothing_of_the_shell_reaches_an_embedded_server_but_what_any_program_needs(

@@ -30,12 +30,12 @@ from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Policy, Recipe, TrainerSettings
-from headrace.ops.device_check import find_device_faults, find_devices, probe_devices
-from headrace.ops.doctor import Finding
-from headrace.ops.faults import Fault, collect_faults, refuse
-from headrace.ops.model_check import check_model, check_model_files, check_tokenizer
-from headrace.ops.prompt_check import check_prompts_fit, check_template_takes_prompt
-from headrace.ops.room_check import find_lack_of_disk, find_lack_of_memory
+from headrace.ops.preflight.contract import Fault, collect_faults, refuse
+from headrace.ops.preflight.devices import find_device_faults, find_devices, probe_devices
+from headrace.ops.preflight.machine import Finding
+from headrace.ops.preflight.models import check_model, check_model_files, check_tokenizer
+from headrace.ops.preflight.prompts import check_prompts_fit, check_template_takes_prompt
+from headrace.ops.preflight.room import find_lack_of_disk, find_lack_of_memory
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
 from headrace.producers.feed.selectors.registry import load_feed_selectors

@@ -20,7 +20,7 @@ from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.environment import cache_folder, temporary_folder
 from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import take_lock
-from headrace.ops.usable_memory import measure_memory
+from headrace.ops.preflight.usable_memory import measure_memory
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_BYTES = 3 << 30

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.infra.process.child_process import PYTHON
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.faults import Fault
+from headrace.ops.preflight.contract import Fault
 
 CPU = "cpu"
 TORCH = "torch"

@@ -16,11 +16,11 @@ from typing import Any
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.model_config import EXPERT_COUNTS, read_config
-from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
-from headrace.ops.doctor import DISK_BYTES, GIB, find_existing_parent
-from headrace.ops.faults import Fault
-from headrace.ops.model_check import read_tensors
-from headrace.ops.usable_memory import measure_memory
+from headrace.ops.preflight.contract import Fault
+from headrace.ops.preflight.devices import CPU, TORCH, find_devices, probe_devices
+from headrace.ops.preflight.machine import DISK_BYTES, GIB, find_existing_parent
+from headrace.ops.preflight.models import read_tensors
+from headrace.ops.preflight.usable_memory import measure_memory
 from headrace.producers.engines.registry import MOST_BATCH_ROWS
 from headrace.schemas.topics import policy_of
 
