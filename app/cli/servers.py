@@ -22,7 +22,7 @@ from headrace.app.cli.options import (
 from headrace.infra.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.ops.preflight.machine import Finding
+    from headrace.ops.preflight.contract import Finding
 
 
 def topics(
@@ -103,7 +103,7 @@ def doctor(
     from rich.markup import escape
 
     from headrace.app.views.variables import variables_table
-    from headrace.ops.preflight.machine import examine
+    from headrace.ops.preflight.table import examine_machine
 
     if recipe is None and (sets or data):
         option = "--set" if sets else "--data"
@@ -117,7 +117,7 @@ def doctor(
         from headrace.infra.embedded.data_folder import data_folder_of
         from headrace.infra.recipe.recipe_file import load_recipe
         from headrace.ops.preflight.cluster import examine_servers
-        from headrace.ops.preflight.recipe import build_check_input, run_checks
+        from headrace.ops.preflight.table import build_check_input, run_checks
 
         log_quietly()
         loaded = load_recipe(recipe, sets or ())
@@ -129,7 +129,7 @@ def doctor(
         log_quietly()
         findings = examine_run(run)
     else:
-        findings = examine()
+        findings = examine_machine()
     for finding in findings:
         lacking += not finding.ok
         mark = "[red]lack[/]" if not finding.ok else "[yellow]note[/]" if finding.is_note else "[green]ok  [/]"

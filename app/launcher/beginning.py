@@ -29,7 +29,7 @@ from headrace.infra.utc import format_utc
 from headrace.ops.figures.weights_figures import is_alive
 from headrace.ops.lineage.lineage import read_records
 from headrace.ops.preflight.cluster import Wanted, find_needs, refuse_unfit
-from headrace.ops.preflight.recipe import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision, UsedEnvironment, WorkerStatus

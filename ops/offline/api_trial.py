@@ -21,7 +21,7 @@ from headrace.ops.offline.trial import (
 )
 from headrace.ops.offline.watched_play import play_watched
 from headrace.ops.preflight.contract import refuse
-from headrace.ops.preflight.recipe import examine_for_trial
+from headrace.ops.preflight.table import examine_for_trial
 from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.play.engine_room import EngineRoom
 from headrace.producers.rollout.play.episodes import RolloutContext

@@ -27,7 +27,7 @@ from headrace.ops.offline.given_answers import GivenAnswers, parse_answers
 from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
 from headrace.ops.offline.watched_play import play_watched
 from headrace.ops.preflight.contract import list_doubts, refuse
-from headrace.ops.preflight.recipe import examine_for_trial
+from headrace.ops.preflight.table import examine_for_trial
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source

@@ -23,7 +23,7 @@ from headrace.ops.preflight.cluster import (
     find_needs_of_unbegun,
     refuse_unfit,
 )
-from headrace.ops.preflight.machine import Finding
+from headrace.ops.preflight.contract import Finding
 
 pytestmark = pytest.mark.servers
 

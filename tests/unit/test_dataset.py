@@ -27,7 +27,7 @@ from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
 from headrace.infra.recipe.settings import Policy
 from headrace.ops.preflight.contract import list_doubts
-from headrace.ops.preflight.recipe import examine_for_trial
+from headrace.ops.preflight.table import examine_for_trial
 
 COLUMNS = {"problem": "question", "answer": "label.value", "tier": "level"}
 

@@ -38,7 +38,7 @@ NOT_SHIPPED = {"benchmarks"}
 LIGHT = (
     "headrace.app.cli.main",
     "headrace.app.launcher.launcher",
-    "headrace.ops.preflight.machine",
+    "headrace.ops.preflight.table",
     "headrace.producers.feed.feeder",
     "headrace.consumers.curate.curator",
     "headrace.consumers.evaluate.evaluator",

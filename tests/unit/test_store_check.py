@@ -13,7 +13,7 @@ from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.store.store_address import StoreAddress
 from headrace.ops.preflight import cluster
-from headrace.ops.preflight.machine import Finding
+from headrace.ops.preflight.contract import Finding
 from headrace.ops.preflight.store import examine_store
 
 

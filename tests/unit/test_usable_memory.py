@@ -66,6 +66,6 @@ def test_the_memory_is_the_least_of_the_machine_and_the_groups_around_the_proces
 
 def test_doctor_sees_that_a_container_has_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "measure_memory", lambda: Memory(GIB, 2 * GIB, limit=2 * GIB))
-    finding = machine._check_memory()
+    finding = machine.check_memory()
     assert not finding.ok
     assert finding.detail.startswith("1.0 GiB free (this container or job may use 2.0 GiB), ")
