@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +77,14 @@ def collect_faults(faults: list[Fault], where: str = "") -> Iterator[None]:
             faults.append(Fault(f"{where}{said}", cause=error))
         else:
             raise
+
+
+def find_faults(call: Callable[[], object], where: str = "") -> list[Fault]:
+    """Return the fault that a call raises, if any, as `collect_faults` does."""
+    faults: list[Fault] = []
+    with collect_faults(faults, where):
+        call()
+    return faults
 
 
 def refuse(faults: Sequence[Fault]) -> None:

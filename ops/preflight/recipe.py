@@ -6,6 +6,7 @@ A check returns all faults that it finds.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
@@ -26,7 +27,7 @@ from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Policy, TrainerSettings
-from headrace.ops.preflight.contract import Asked, Fault, collect_faults
+from headrace.ops.preflight.contract import Asked, Fault, collect_faults, find_faults
 from headrace.ops.preflight.models import check_model, check_model_files, check_tokenizer
 from headrace.ops.preflight.prompts import check_prompts_fit, check_template_takes_prompt
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
@@ -204,19 +205,17 @@ def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -
 
 def examine_own_engine(asked: Asked) -> list[Fault]:
     """Check that the user's own engine can be imported: only a machine with rollout workers needs it."""
-    faults: list[Fault] = []
-    if asked.recipe.launch.workers and ":" in asked.recipe.rollout.engine.use:
-        with collect_faults(faults):
-            find_named("rollout.engine", asked.recipe.rollout.engine.use, {})
-    return faults
+    name = asked.recipe.rollout.engine.use
+    if not asked.recipe.launch.workers or ":" not in name:
+        return []
+    return find_faults(lambda: find_named("rollout.engine", name, {}))
 
 
 def examine_boxes(asked: Asked) -> list[Fault]:
     """Let environments look whether this machine can play them: only one with rollout workers must."""
     faults: list[Fault] = []
     for name, environment in asked.environments.items() if asked.recipe.launch.workers else ():
-        with collect_faults(faults, f"workflows.{name}: "):
-            getattr(environment, "check_machine", lambda: None)()
+        faults += find_faults(getattr(environment, "check_machine", lambda: None), f"workflows.{name}: ")
     return faults
 
 
@@ -244,24 +243,16 @@ def examine_model_files(asked: Asked) -> list[Fault]:
     recipe, faults = asked.recipe, list[Fault]()
     for name, policy in recipe.policies.items():
         if policy.path and recipe.trainer_of(name).processes:
-            found: list[Fault] = []
-            with collect_faults(found):
-                check_model_files(name, policy)
+            found = find_faults(partial(check_model_files, name, policy))
             faults += [Fault(fault.sentence, asked.has_begun, fault.cause) for fault in found]
     return faults
 
 
 def examine_temporary_folder(_: Asked) -> list[Fault]:
     """Check that temporary files can be made."""
-    faults: list[Fault] = []
-    with collect_faults(faults):
-        temporary_folder()
-    return faults
+    return find_faults(temporary_folder)
 
 
 def examine_client(asked: Asked) -> list[Fault]:
     """Check the settings of the Kafka client."""
-    faults: list[Fault] = []
-    with collect_faults(faults):
-        merge_client_settings(asked.recipe.kafka.client)
-    return faults
+    return find_faults(lambda: merge_client_settings(asked.recipe.kafka.client))

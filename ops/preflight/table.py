@@ -11,23 +11,9 @@ from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.errors import HeadraceError
 from headrace.infra.inflection import inflect
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.preflight import machine
+from headrace.ops.preflight import devices, machine, room
+from headrace.ops.preflight import recipe as parts
 from headrace.ops.preflight.contract import Asked, Fault, Finding, refuse
-from headrace.ops.preflight.devices import examine_devices
-from headrace.ops.preflight.recipe import (
-    examine_algorithms,
-    examine_boxes,
-    examine_client,
-    examine_engine,
-    examine_feed,
-    examine_model_files,
-    examine_models,
-    examine_own_engine,
-    examine_partitions,
-    examine_temporary_folder,
-    examine_workflows,
-)
-from headrace.ops.preflight.room import examine_disk, examine_memory
 from headrace.schemas.records import UsedEnvironment
 
 
@@ -51,20 +37,20 @@ class Check:
 
 
 CHECKS = (
-    Check("devices", examine_devices, Needs.MACHINE),
-    Check("model files", examine_model_files, Needs.MACHINE),
-    Check("engine", examine_engine, Needs.NOTHING),
-    Check("models", examine_models, Needs.NOTHING),
-    Check("workflows", examine_workflows, Needs.NOTHING),
-    Check("feed", examine_feed, Needs.RUN),  # uses the environments that `workflows` builds
-    Check("algorithms", examine_algorithms, Needs.NOTHING),
-    Check("own engine", examine_own_engine, Needs.MACHINE),
-    Check("boxes", examine_boxes, Needs.MACHINE),
-    Check("partitions", examine_partitions, Needs.MACHINE | Needs.RUN),
-    Check("memory", examine_memory, Needs.MACHINE),
-    Check("disk", examine_disk, Needs.MACHINE | Needs.RUN),
-    Check("temporary files", examine_temporary_folder, Needs.MACHINE),
-    Check("kafka client", examine_client, Needs.MACHINE | Needs.RUN),
+    Check("devices", devices.examine_devices, Needs.MACHINE),
+    Check("model files", parts.examine_model_files, Needs.MACHINE),
+    Check("engine", parts.examine_engine, Needs.NOTHING),
+    Check("models", parts.examine_models, Needs.NOTHING),
+    Check("workflows", parts.examine_workflows, Needs.NOTHING),
+    Check("feed", parts.examine_feed, Needs.RUN),  # uses the environments that `workflows` builds
+    Check("algorithms", parts.examine_algorithms, Needs.NOTHING),
+    Check("own engine", parts.examine_own_engine, Needs.MACHINE),
+    Check("boxes", parts.examine_boxes, Needs.MACHINE),
+    Check("partitions", parts.examine_partitions, Needs.MACHINE | Needs.RUN),
+    Check("memory", room.examine_memory, Needs.MACHINE),
+    Check("disk", room.examine_disk, Needs.MACHINE | Needs.RUN),
+    Check("temporary files", parts.examine_temporary_folder, Needs.MACHINE),
+    Check("kafka client", parts.examine_client, Needs.MACHINE | Needs.RUN),
 )
 """The checks of a recipe, in the order in which their faults are listed."""
 MACHINE_CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
@@ -130,16 +116,11 @@ def examine_for_trial(recipe: Recipe) -> list[Fault]:
 def _with_one_process(recipe: Recipe) -> Recipe:
     """Return a recipe whose trainers are one process each, as in a trial."""
     one = {"processes": 1, "tensor_parallel": 1}
-    policies = {
-        name: policy.model_copy(update={"trainer": {**policy.trainer, **one}})
-        for name, policy in recipe.policies.items()
-    }
-    shadows = {
-        name: shadow.model_copy(update={"trainer": {**shadow.trainer, **one}})
-        for name, shadow in recipe.shadows.items()
-    }
-    trainer = recipe.trainer.model_copy(update=one)
-    return recipe.model_copy(update={"trainer": trainer, "policies": policies, "shadows": shadows})
+    trainer, changed = recipe.trainer.model_copy(update=one), {}
+    for what in ("policies", "shadows"):
+        parts_of = getattr(recipe, what).items()
+        changed[what] = {name: part.model_copy(update={"trainer": part.trainer | one}) for name, part in parts_of}
+    return recipe.model_copy(update={"trainer": trainer, **changed})
 
 
 def run_checks(asked: Asked) -> Iterator[Finding]:
@@ -147,7 +128,7 @@ def run_checks(asked: Asked) -> Iterator[Finding]:
     for check in CHECKS:
         faults = check.find(asked)
         lines = [f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults]
-        if check.find is examine_workflows:
+        if check.find is parts.examine_workflows:
             lines = [*_describe_sizes(asked), *lines]
         detail = f"\n{' ' * 20}".join(lines)
         yield Finding(check.name, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
