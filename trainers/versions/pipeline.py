@@ -130,9 +130,14 @@ class Pipeline:
 
     @property
     def is_free(self) -> bool:
-        """Whether the learner is idle and may be given a step."""
+        """Whether the learner is idle and may be given a step.
+
+        A step in which the last process died begins only when all versions before it are taken, so that they are not
+        lost with this process too.
+        """
         is_idle = all(stepped.done() and stepped.exception() is None for _, stepped in self._in_flight)
-        return is_idle and len(self._in_flight) < MOST_AHEAD
+        most_ahead = 1 if self.version < self._note.found.version else MOST_AHEAD
+        return is_idle and len(self._in_flight) < most_ahead
 
     @property
     def is_empty(self) -> bool:
