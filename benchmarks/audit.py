@@ -3,7 +3,8 @@
 The benchmark first writes the records of a complete run of N groups: tasks, trajectories, outcomes, curated groups and
 batches, about four records for each group. Then two sides take turns, and the best round of each counts: the audit,
 without a store, and a bare loop that consumes the same topics and only counts. After that it measures `--deep`, which
-also decodes every group; this rate is in groups.
+also decodes every group; this rate is in groups. A third side fills a ledger from the topics that `headrace status`
+reads, beside a bare loop over the same topics; then come the seconds of a second `status`, which reads nothing new.
 
 Each rate is measured by wall time, and by the CPU time of this process with librdkafka's threads. On an idle machine
 the rates by wall time are higher. On a busy machine, compare only the rates by CPU time.
@@ -34,7 +35,9 @@ from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
+from headrace.ledger.follow import ask_ledger
 from headrace.ops.audit.report import report
+from headrace.ops.figures.status import status
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, outcome_stamp
 from headrace.schemas.records import (
@@ -168,6 +171,18 @@ def measure_audit(run: Run) -> Rate:
     return Rate(found.records_per_s, found.records / (time.process_time() - cpu))
 
 
+def measure_ledger(run: Run, file: Path) -> tuple[Rate, float]:
+    """Return the rate at which an empty ledger is filled, and the CPU seconds of a second `status`."""
+    file.unlink(missing_ok=True)
+    begin, cpu = time.perf_counter(), time.process_time()
+    count = sum(ask_ledger(run, file, lambda ledger: ledger.positions).values())
+    rate = Rate(count / (time.perf_counter() - begin), count / (time.process_time() - cpu))
+    assert status(run, rests=True, ledger=file).figures.groups.in_flight == 0  # noqa: S101 - of a closed run
+    begin = time.perf_counter()
+    status(run, rests=True, ledger=file)
+    return rate, time.perf_counter() - begin
+
+
 def measure_decoding(run: Run) -> Rate:
     """Return the rate at which a deep audit decodes groups."""
     found = report(run, rests=True, deep=True, use_store=False).deep
@@ -200,8 +215,15 @@ def measure(bootstrap: str, groups: int, rounds: int) -> dict[str, float | int |
         topics = run.topics
         read = [topics.tasks("sums"), topics.trajectories("solver"), topics.outcomes("solver")]
         read += [topics.curated("solver"), topics.batches("solver"), topics.state]
-        sides: dict[str, list[Rate]] = {"bare": [], "audit": []}
+        small = [topics.outcomes("solver"), topics.batches("solver"), topics.state]
+        sides: dict[str, list[Rate]] = {"bare": [], "audit": [], "bare_small": [], "ledger": []}
+        seconds = list[float]()
         for _ in range(rounds):
+            sides["bare_small"].append(bare(run.connection, small))
+            with tempfile.TemporaryDirectory(prefix="headrace-ledger-") as folder:
+                rate, second = measure_ledger(run, Path(folder) / "ledger.sqlite")
+            sides["ledger"].append(rate)
+            seconds.append(second)
             sides["bare"].append(bare(run.connection, read))
             sides["audit"].append(measure_audit(run))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -216,6 +238,9 @@ def measure(bootstrap: str, groups: int, rounds: int) -> dict[str, float | int |
         "bare_records_per_cpu_s": round(cpu["bare"]),
         "audit_records_per_cpu_s": round(cpu["audit"]),
         "cpu_ratio": round(cpu["audit"] / cpu["bare"], 2),
+        "ledger_records_per_cpu_s": round(cpu["ledger"]),
+        "ledger_cpu_ratio": round(cpu["ledger"] / cpu["bare_small"], 2),
+        "second_status_s": round(min(seconds), 3),
         "deep_groups_per_s": round(deep.wall),
         "deep_groups_per_cpu_s": round(deep.cpu),
         "largest_memory_mb": round(memory / 1024),

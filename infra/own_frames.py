@@ -75,11 +75,12 @@ def make_encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def describe_with_location(error: BaseException) -> str:
-    """Return an error's text; for an error in user code also its type and location."""
-    frames = _keep_own(_list_frames(error))
-    text = read_error_text(error)
-    return f"{type(error).__name__}: {text} at {choose_location(frames)}" if frames else text
+def describe_with_location(error: BaseException, *, with_type: bool = False) -> str:
+    """Return an error's text; for an error in user code, or `with_type`, also its type; and its location there."""
+    frames, text, kind = _keep_own(_list_frames(error)), read_error_text(error), type(error).__name__
+    if (frames or with_type) and not text.startswith(f"{kind}:"):
+        text = f"{kind}: {text}".removesuffix(": ")
+    return f"{text} at {choose_location(frames)}" if frames else text
 
 
 def find_own_location(lines: Sequence[str]) -> str:

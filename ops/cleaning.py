@@ -19,10 +19,11 @@ LEFT_BY_RUNS = frozenset({
     *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "keys.sh", SUMMARY,
     "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json", "seconds.json",
     SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
+    "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm",
 })  # fmt: skip
 """Names that commands make in a data folder. A sweep also makes a folder for each run, which holds SWEPT."""
 LEFT_IN_CACHE = (
-    "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts",
+    "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts", "ledgers",
     "weights/[0-9a-f][0-9a-f]",
 )  # fmt: skip
 """Names that runs make in the cache folder. A user may have chosen a folder that also holds other files."""

@@ -11,15 +11,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
-from headrace.ops.episode_errors import ErrorSeen, ErrorsFold
-from headrace.ops.lineage.lineage import decode_readable
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.rows import read_floats, read_ints
+from headrace.ops.episode_errors import ErrorSeen, list_episode_errors
 from headrace.schemas.ids import GroupId
-from headrace.schemas.records import BatchTrained, Outcome
+from headrace.schemas.records import BatchTrained, Eviction, GroupUse, Outcome
 from headrace.schemas.topics import variant_of
 
 TRAINED = "trained"
@@ -36,9 +38,12 @@ LARGEST_BINNED = 1e15
 BIAS_MATTERS = 0.05
 """A ratio of lengths is called a bias if its whole interval is farther than this from 1."""
 
+_FIELDS = ("level", "component", "use", "stream", "number", "verdict", "reason", "min_version", "head_version")
+_OUTCOMES = f"SELECT rewards, lengths, {', '.join(_FIELDS)} FROM outcome WHERE variant = ? ORDER BY id"
+
 
 class GroupOutcome(NamedTuple):
-    """The facts that a ledger keeps of a group until its outcome is final; length and reward are means over members."""
+    """The facts that are kept of a group until its outcome is final; length and reward are means over members."""
 
     length: float
     """Mean generated tokens; NaN if there is no trajectory."""
@@ -184,7 +189,7 @@ class GroupsOfReason:
         self.cells[_bin_outcome(seen, age)] += 1
 
 
-class Ledger:
+class GroupFates:
     """Counts the groups of a policy or shadow by outcome, from its outcomes and then its batches, each topic in order.
 
     Args:
@@ -204,13 +209,11 @@ class Ledger:
         """Groups by reason, with `trained` as one of them."""
         self.trajectories: dict[str, GroupsOfReason] = {}
         """Single trajectories that were left out of a kept group, by reason."""
-        self.errors = ErrorsFold()
 
     def outcome(self, outcome: Outcome) -> None:
         """Take in a curator's decision. A trainer's decision is taken from its batches, which also give the age."""
         if outcome.use or outcome.component != "curate":
             return
-        self.errors.fold_outcome(outcome)
         if outcome.level == "trajectory":
             _get_or_add(self.trajectories, outcome.reason).add(_summarize_outcome(outcome), outcome.head_version)
         elif outcome.verdict == "kept":
@@ -251,36 +254,51 @@ class Ledger:
         return len(self._kept)
 
 
-def discards(run: Run, policy: str | None) -> Discards:
-    """Return what happened to the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused."""
+def discards(run: Run, policy: str | None, ledger: Path | None = None) -> Discards:
+    """Return what happened to the groups of a policy, or of all. Raises UsageError, KafkaAway or KafkaRefused.
+
+    `ledger` is the file of the run's ledger; None to read its topics into memory.
+    """
     policies = [run.resolve(policy)] if policy is not None else list(run.recipe.policies)
-    found = {}
-    for name in policies:
-        ledger = Ledger(is_shadow=bool(variant_of(name)))
-        for _, outcome in decode_readable(run, read_all(run.connection, [run.topics.outcomes(name)]), Outcome):
-            ledger.outcome(outcome)
-        for _, batch in decode_readable(run, read_all(run.connection, [run.topics.batches(name)]), BatchTrained):
-            ledger.batch(batch)
-        found[name] = summarize_ledger(ledger)
+    found = ask_ledger(run, ledger, lambda one: {name: find_discards(one, name) for name in policies})
     return Discards(run.recipe.name, run.run_id, found)
 
 
-def summarize_ledger(ledger: Ledger) -> PolicyDiscards:
-    """Return the results of a ledger; `before_end` leaves out the groups that were left when the run ended."""
-    trained = ledger.groups.get(TRAINED, GroupsOfReason())
-    others = {reason: groups for reason, groups in ledger.count_dead().items() if reason != TRAINED}
+def find_discards(ledger: Ledger, policy_variant: str) -> PolicyDiscards:
+    """Return what happened to the groups of a policy or shadow."""
+    fates = GroupFates(is_shadow=bool(variant_of(policy_variant)))
+    for rewards, lengths, *values in ledger.query(_OUTCOMES, policy_variant):
+        named = dict(zip(_FIELDS, values, strict=True))
+        fates.outcome(Outcome(**named, rewards=read_floats(rewards), lengths=read_ints(lengths)))
+    for batch_id, version in ledger.query(
+        "SELECT id, version FROM batch WHERE variant = ? ORDER BY id", policy_variant
+    ):
+        groups = ledger.query("SELECT stream, number, use FROM trained WHERE batch_id = ? ORDER BY id", batch_id)
+        gone = ledger.query(
+            "SELECT verdict, stream, number, use FROM eviction WHERE batch_id = ? ORDER BY id", batch_id
+        )
+        evictions = tuple(Eviction(GroupUse(*group), verdict) for verdict, *group in gone)
+        fates.batch(BatchTrained(version=version, groups=tuple(GroupUse(*one) for one in groups), evictions=evictions))
+    errors = sorted(list_episode_errors(ledger, [policy_variant]), key=lambda one: -one.count)
+    return summarize_fates(fates, tuple(errors))
+
+
+def summarize_fates(fates: GroupFates, errors: tuple[ErrorSeen, ...] = ()) -> PolicyDiscards:
+    """Return the results of all groups; `before_end` leaves out the groups that were left when the run ended."""
+    trained = fates.groups.get(TRAINED, GroupsOfReason())
+    others = {reason: groups for reason, groups in fates.count_dead().items() if reason != TRAINED}
     chosen = _pool(groups.lengths for reason, groups in others.items() if reason != RUN_END)
     return PolicyDiscards(
         trained=TrainedGroups(trained.groups, *_compute_means(trained), _count_cells(trained)),
         discarded={reason: _summarize_discarded(groups, trained.lengths) for reason, groups in _sort_by_count(others)},
         trajectories={
             reason: _summarize_discarded(groups, trained.lengths)
-            for reason, groups in _sort_by_count(ledger.trajectories)
+            for reason, groups in _sort_by_count(fates.trajectories)
         },
-        waiting=ledger.waiting,
+        waiting=fates.waiting,
         bias=compute_bias(_pool(groups.lengths for groups in others.values()), trained.lengths),
         before_end=BeforeEnd(chosen.mean if chosen.count else None, compute_bias(chosen, trained.lengths)),
-        errors=ledger.errors.errors(),
+        errors=errors,
     )
 
 

@@ -1,18 +1,21 @@
-"""How episodes failed and what became dead letters: each error once, with its count and first position. No I/O."""
+"""How episodes failed and what became dead letters: each error once, with its count and first position."""
 
 from __future__ import annotations
 
-import re
+import json
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.ops.first_decision import is_first_training_decision
+from headrace.ledger.ledger import Ledger
+from headrace.schemas import codec
 from headrace.schemas.episode_errors import TOOL_ERROR, describe_error, error_key_of
-from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, Outcome
+from headrace.schemas.records import EpisodeError, EvalResult
 
 MOST_KINDS_OF_RUN = 1000
-"""Largest number of different errors; further ones are not counted."""
+"""Largest number of different errors that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,72 +75,71 @@ class ErrorSeen:
         return EpisodeError(self.reason, self.detail, self.at, self.role, self.turn, self.count)
 
 
-class ErrorsFold:
-    """Counts failed episodes and dead letters by what they have in common."""
+_OF_EPISODES = """
+    SELECT stream, kind, max(episodes) FROM (
+        SELECT stream, kind, variant, sum(episodes) AS episodes, min(id) AS first FROM episode_error
+        WHERE variant IN (SELECT value FROM json_each(:variants)) GROUP BY stream, kind, variant
+    ) GROUP BY stream, kind ORDER BY min(first) LIMIT :most
+"""
+"""The policies are counted apart, because the group of each holds all failures of its task."""
+_FIRST = """
+    SELECT episodes, reason, detail, at, role, turn, stream, number, task_id, '', -1, has_traceback FROM episode_error
+    WHERE stream = :stream AND kind = :kind AND variant IN (SELECT value FROM json_each(:variants))
+    ORDER BY has_traceback DESC, id LIMIT 1
+"""
+_ASKED = """
+    SELECT stream, sum(asked) FROM decided
+    WHERE variant IN (SELECT value FROM json_each(:variants)) GROUP BY stream, variant
+"""
+_OF_LETTERS = f"""
+    SELECT kind, max(letters), min(first) FROM (
+        SELECT kind, policy, count(*) AS letters, min(id) AS first FROM dead_letter
+        WHERE reason NOT IN ('{REDRIVEN}', 'other_run') GROUP BY kind, policy
+    ) GROUP BY kind ORDER BY min(first) LIMIT ?
+"""
+"""Records that were sent back or belong to another run are not errors."""
 
-    def __init__(self) -> None:
-        self._first: dict[tuple[str, ...], ErrorSeen] = {}
-        self._counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-        """Policy to its errors. They are kept apart because the group of each policy holds all failures of its task."""
-        self._asked: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """Stream to policy to its training episodes."""
 
-    def fold_outcome(self, outcome: Outcome) -> None:
-        """Take in an outcome of a group; only a curator's outcome of the first use counts."""
-        if not is_first_training_decision(outcome):
-            return
-        self._asked[outcome.stream][outcome.policy] += outcome.n_asked
-        for error in outcome.errors:
-            kind = outcome.stream, *error_key_of(error)
-            before = self._first.get(kind)
-            is_new = before is None and len(self._first) < MOST_KINDS_OF_RUN
-            if is_new or (before is not None and error.has_traceback and not before.has_traceback):
-                where = (outcome.stream, outcome.number, outcome.task_id)
-                self._first[kind] = ErrorSeen(*_list_fields(error), *where, has_traceback=error.has_traceback)
-            if kind in self._first:
-                self._counts[kind][outcome.policy] += error.episodes
+def list_errors(ledger: Ledger) -> tuple[ErrorSeen, ...]:
+    """Return each error of episodes and evaluations, and each reason of dead letters, once: the most frequent first."""
+    found = [*list_episode_errors(ledger, ledger.streams.recipe.policies), *_list_evaluation_errors(ledger)]
+    for _, count, first_id in ledger.query(_OF_LETTERS, MOST_KINDS_OF_RUN):
+        [letter] = ledger.query(
+            "SELECT 0, reason, detail, '', '', 0, stream, number, '', component FROM dead_letter WHERE id = ?", first_id
+        )
+        found.append(replace(ErrorSeen(*letter), count=count))
+    return tuple(sorted(found, key=lambda error: -error.count)[:MOST_KINDS_OF_RUN])
 
-    def fold_evaluation(self, result: EvalResult) -> None:
-        """Take in the result of an evaluation."""
+
+def list_episode_errors(ledger: Ledger, variants: Iterable[str]) -> list[ErrorSeen]:
+    """Return each error of the training episodes of some policies or shadows once, in the order of the first ones."""
+    of = {"variants": json.dumps([*variants]), "most": MOST_KINDS_OF_RUN}
+    asked = dict[str, int]()
+    for stream, episodes in ledger.query_by_name(_ASKED, of):
+        asked[stream] = max(asked.get(stream, 0), episodes)
+    found = []
+    for stream, kind, count in ledger.query_by_name(_OF_EPISODES, of):
+        [first] = ledger.query_by_name(_FIRST, {**of, "stream": stream, "kind": kind})
+        found.append(replace(_read_seen(first), count=count, asked=asked.get(stream, 0)))
+    return found
+
+
+def _read_seen(row: Sequence[Any]) -> ErrorSeen:
+    *fields, has_traceback = row
+    return replace(ErrorSeen(*fields), has_traceback=bool(has_traceback))
+
+
+def _list_evaluation_errors(ledger: Ledger) -> Iterator[ErrorSeen]:
+    first: dict[tuple[str, ...], ErrorSeen] = {}
+    counts: defaultdict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    for (value,) in ledger.query("SELECT value FROM evaluation ORDER BY id"):
+        result = codec.decode(value, EvalResult)
         for error in result.errors:
-            kind = f"eval.{result.workflow}", *error_key_of(error)
-            if kind not in self._first and len(self._first) < MOST_KINDS_OF_RUN:
-                self._first[kind] = ErrorSeen(*_list_fields(error), result.workflow, -1, version=result.version)
-            if kind in self._first:
-                self._counts[kind][result.policy] += error.episodes
-
-    def fold_dead_letter(self, dead_letter: DeadLetter) -> None:
-        """Take in a dead letter; records that were sent back or belong to another run are not errors."""
-        kind = dead_letter.component, dead_letter.reason, re.sub("[0-9]+", "", dead_letter.detail)
-        if dead_letter.reason in {REDRIVEN, "other_run"} or (
-            kind not in self._first and len(self._first) >= MOST_KINDS_OF_RUN
-        ):
-            return
-        seen = ErrorSeen(
-            0,
-            dead_letter.reason,
-            dead_letter.detail,
-            "",
-            "",
-            0,
-            dead_letter.stream,
-            dead_letter.number,
-            component=dead_letter.component,
-        )
-        self._first.setdefault(kind, seen)
-        self._counts[kind][dead_letter.policy] += 1
-
-    def errors(self) -> tuple[ErrorSeen, ...]:
-        """Return each error once, the most frequent first."""
-        counted = (
-            replace(one, count=max(self._counts[kind].values()), asked=self._count_asked(one))
-            for kind, one in self._first.items()
-        )
-        return tuple(sorted(counted, key=lambda error: -error.count))
-
-    def _count_asked(self, one: ErrorSeen) -> int:
-        is_training = not one.component and one.version < 0
-        return max(self._asked[one.stream].values(), default=0) if is_training else 0
+            kind = result.workflow, *error_key_of(error)
+            seen = ErrorSeen(*_list_fields(error), result.workflow, -1, version=result.version)
+            first.setdefault(kind, seen)
+            counts[kind][result.policy] += error.episodes
+    return (replace(one, count=max(counts[kind].values())) for kind, one in first.items())
 
 
 def _list_fields(error: EpisodeError) -> tuple[int, str, str, str, str, int]:

@@ -21,6 +21,7 @@ from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.clients import KafkaAway, RunAddress
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.run.run import NoSuchRun, Run, join, list_runs, require_run
+from headrace.ledger.follow import find_ledger_file
 
 OPENING_PATIENCE_S = 10.0
 
@@ -34,6 +35,8 @@ class OpenedRun:
     """Whether the run is stopped."""
     began_ms: int = 0
     """When the launcher that runs it now began, in ms since the epoch; 0 if unknown."""
+    ledger: Path | None = None
+    """File of its ledger."""
     is_alone: bool = False
     """Whether the run is stopped and no other command looks at it, so that its servers were started for this one."""
 
@@ -54,7 +57,8 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
             "name of a run on the cluster of that folder"
         )
     if address and not named:
-        yield OpenedRun(_join(parse_run(address)), rests=False)
+        run = _join(parse_run(address))
+        yield OpenedRun(run, rests=False, ledger=find_ledger_file(run.run_id))
         return
     folder = DataFolder(data) if data else find_only_folder()
     notes = replace(folder.require_notes(), run=address) if address else folder.require_notes()
@@ -66,7 +70,8 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
         with _explain_unreachable(folder):
             run = _join(parse_run(notes.address), folder)
             is_written_offline = bool(run.source) and not run.ended  # by `retrain --into`, which holds it as a look
-            yield OpenedRun(run, holder in RESTING and not is_written_offline, began_ms)
+            ledger = find_ledger_file(run.run_id) if address else folder.ledger
+            yield OpenedRun(run, holder in RESTING and not is_written_offline, began_ms, ledger)
         return
     _refuse_servers_elsewhere(folder)
     with ExitStack() as started:
@@ -78,7 +83,8 @@ def open_run(address: str | None, data: Path | None, *, store: bool = False) -> 
 
             server = started.enter_context(EmbeddedStore(folder.store))
             run = replace(run, store_address=server.address(run.recipe.store.bucket, run.store_address.prefix))
-        yield OpenedRun(run, rests=True, is_alone=True)
+        ledger = find_ledger_file(run.run_id) if address else folder.ledger
+        yield OpenedRun(run, rests=True, ledger=ledger, is_alone=True)
 
 
 @contextmanager

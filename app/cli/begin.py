@@ -111,7 +111,9 @@ def watch(
         if opened.rests:
             raise UsageError("this run is not running: `headrace status` shows a stopped run, `headrace up` resumes it")
         try:
-            ended = follow(opened.run, console, partial(say, console), plain=plain, began_ms=opened.began_ms)
+            ended = follow(
+                opened.run, console, partial(say, console), plain=plain, began_ms=opened.began_ms, ledger=opened.ledger
+            )
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
     where = f"--run {opened.run.address}"

@@ -39,7 +39,7 @@ def status(run: RunChoice = None, data: DataChoice = None, as_json: JsonOption =
 
     log_quietly()
     with open_run(run, data) as opened:
-        found = status_of(opened.run, rests=opened.rests, began_ms=opened.began_ms)
+        found = status_of(opened.run, rests=opened.rests, began_ms=opened.began_ms, ledger=opened.ledger)
         print_answer(found, status_table, as_json=as_json)
 
 
@@ -189,7 +189,7 @@ def discards(
 
         check_picture(plot, ".png", ".svg", ".pdf")
     with open_run(run, data) as opened:
-        found = discards_of(opened.run, _resolve_policy_variant(opened.run, policy, variant))
+        found = discards_of(opened.run, _resolve_policy_variant(opened.run, policy, variant), opened.ledger)
     if plot is not None:
         from headrace.app.views.discards_page import plot as draw
 

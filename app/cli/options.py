@@ -65,7 +65,7 @@ def print_answer(found: T, page: Callable[[T], RenderableType], *, as_json: bool
     if as_json:
         print_json(found)
     else:
-        open_console().print(page(found))
+        open_console().print(page(found), crop=False)
 
 
 def print_json(found: object) -> None:

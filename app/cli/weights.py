@@ -135,7 +135,7 @@ def weights(
     log_quietly()
     with open_run(run, data) as opened:
         policy_variant = opened.run.resolve(policy, variant)
-        print_answer(weights_history(opened.run, policy_variant), weights_page, as_json=as_json)
+        print_answer(weights_history(opened.run, policy_variant, opened.ledger), weights_page, as_json=as_json)
 
 
 def _pass_options(context: typer.Context, command: str) -> None:

@@ -26,7 +26,7 @@ from headrace.infra.run.revisions import (
 from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.utc import format_utc
-from headrace.ops.figures.weights_figures import is_alive
+from headrace.ledger.liveness import is_alive
 from headrace.ops.lineage.lineage import read_records
 from headrace.ops.preflight.cluster import Wanted, find_needs, refuse_unfit
 from headrace.ops.preflight.table import check_names

@@ -274,6 +274,7 @@ class Launcher:
                 plain=self._request.plain,
                 around=lambda: Surroundings(began_ms, self._servers.watch(), states(), logs),
                 spent_s=before + time.monotonic() - self._began,
+                ledger=self._folder.ledger,
             )
         )
         try:

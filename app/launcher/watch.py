@@ -19,7 +19,15 @@ from headrace.ops.figures.standstill import Surroundings
 WATCH_TURN_S = 0.25
 
 
-def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool, began_ms: int = 0) -> str:
+def watch(
+    run: Run,
+    console: Console,
+    say: Callable[[str], None],
+    *,
+    plain: bool,
+    began_ms: int = 0,
+    ledger: Path | None = None,
+) -> str:
     """Show a run until it has drained; return why it has ended. Raises AllFailed where nothing ever succeeds.
 
     Watching writes nothing, and the run does not wait for it, so any number of pages may watch. If it is not known when
@@ -32,10 +40,12 @@ def watch(run: Run, console: Console, say: Callable[[str], None], *, plain: bool
         say: Reports servers that do not answer.
         plain: Lines even on a terminal.
         began_ms: When it was started last, in ms since the epoch; 0 if unknown.
+        ledger: File of its ledger.
     """
     servers = make_servers(run, say)
     gives_up_at = time.monotonic() + (0.0 if began_ms else run.recipe.launch.all_failed_limit_s)
-    page = LivePage(run, console, plain=plain, around=lambda: Surroundings(began_ms, servers.watch()), opening="so far")
+    around = lambda: Surroundings(began_ms, servers.watch())  # noqa: E731
+    page = LivePage(run, console, plain=plain, around=around, opening="so far", ledger=ledger)
     try:
         drain = Drain(page, lambda: fetch_session_timeout_s(run.connection), run.recipe.rollout.episode_limit_s)
         while not drain.is_over():

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 from rich.console import Console
@@ -20,16 +21,20 @@ from headrace.app.views.tables import describe_revision
 from headrace.app.views.view import Moment, describe_so_far, line, list_warnings, page
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
+from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
+from headrace.ledger.follow import Follower, open_ledger
+from headrace.ledger.ledger import LedgerRemade
+from headrace.ledger.liveness import is_alive
 from headrace.ops.episode_errors import ErrorSeen
 from headrace.ops.figures.figures import Figures, measure_lags
-from headrace.ops.figures.pulse import Pulse
+from headrace.ops.figures.pulse import find_pulse
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
-from headrace.ops.figures.weights_figures import is_alive
 from headrace.schemas.episode_errors import error_key_of
 from headrace.schemas.ids import now_ms
+from headrace.schemas.records import EvalResult
 
 REFRESH_S = 0.5
 BUSY_SHARE = 0.05
@@ -59,9 +64,10 @@ class LivePage:
         around: What is known of the run beside its topics.
         spent_s: Seconds that the run has taken so far.
         opening: First words of the line that reports the state of a run that has begun before.
+        ledger: File of the run's ledger; None to keep it in memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each named at the call
         self,
         run: Run,
         console: Console,
@@ -70,15 +76,16 @@ class LivePage:
         around: Callable[[], Surroundings] = Surroundings,
         spent_s: float = 0.0,
         opening: str = "resumed",
+        ledger: Path | None = None,
     ) -> None:
         self._run = run
         self._console = console
         self._around = around
         self._opening = opening
-        self._fold = Figures(run.run_id, run.recipe, run.revisions)
-        self._pulse = Pulse(run.run_id, run.recipe)
-        self._reader = TopicReader(run.connection, find_start_positions(run.connection, self._fold.topics), "page")
-        self._past = Past(self._reader.ends())
+        rows = open_ledger(run, ledger)
+        self._fold = Figures(run.run_id, run.recipe, run.revisions, rows)
+        self._follower = Follower(run.connection, rows, rows.topics, "page")
+        self._past = Past(self._follower.ends())
         self._begun = False
         self._revision = 0
         """The revision in force at the last look."""
@@ -90,6 +97,7 @@ class LivePage:
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
         self._figures = self._fold.compute_figures({}, 0)
+        self._pulse = find_pulse(self._fold.ledger, 0)
         self._last_line: object = None
         """Progress of the run that the newest line reported."""
         live = console.is_terminal and not plain
@@ -97,11 +105,9 @@ class LivePage:
 
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
-        for message in self._reader.poll(MOST_MESSAGES_A_POLL, timeout_s):
-            with self._errors.suppress_own_errors():
-                self._fold.fold_message(message, 0 if self._past.has(message) else now_ms())
-                self._pulse.fold_message(message)
-        if not self._begun and self._past.is_read(self._reader.positions):
+        with self._errors.suppress_own_errors():
+            self._follower.poll(MOST_MESSAGES_A_POLL, timeout_s, lambda one: 0 if self._past.has(one) else now_ms())
+        if not self._begun and self._past.is_read(self._follower.positions):
             self._begin()
         if self._begun and time.monotonic() >= self._due:
             self._refresh()
@@ -129,10 +135,11 @@ class LivePage:
             self._say(describe_revision(found))
 
     def _print_errors(self, errors: Sequence[ErrorSeen]) -> None:
-        """Print each error once, without a live page."""
+        """Print each error once, without a live page. Held-out episodes may have one that was not printed before."""
         for error in errors:
-            what = "held out" if error.version >= 0 else error.component
-            self._print_once((error.stream, what, *error_key_of(error.first)), error.sentence, "red")
+            what = (error.stream, error.component, *error_key_of(error.first))
+            if error.version < 0 or what not in self._reported:
+                self._print_once(("held out", *what) if error.version >= 0 else what, error.sentence, "red")
 
     def _print_once(self, what: tuple[str, ...], sentence: str, style: str) -> None:
         """Print a line once, without a live page."""
@@ -156,18 +163,10 @@ class LivePage:
 
         A workflow of which a policy has no version cannot be played.
         """
-        recipe = self._run.recipe
-        if not recipe.evaluate.every or not self.ended:
+        if not self._run.recipe.evaluate.every or not self.ended:
             return ()
-        done = {(one.workflow, one.policy, one.version) for one in self._figures.evals}
         newest = {policy: pulse.newest_published for policy, pulse in self._pulse.policies.items()}
-        return tuple(
-            f"{policy} at version {newest[policy]} on {workflow}"
-            for workflow in recipe.workflows
-            if all(newest[policy] >= 0 for policy in recipe.policies_of(workflow))
-            for policy in recipe.policies_of(workflow)
-            if (workflow, policy, newest[policy]) not in done
-        )
+        return tuple(_list_awaited(self._run.recipe, newest, self._figures.evals))
 
     @property
     def work(self) -> object:
@@ -216,7 +215,8 @@ class LivePage:
                 self._live.transient = bool(self.ended)
                 self._live.stop()
             self._lag.close()
-            self._reader.close()
+            self._follower.close()
+            self._fold.ledger.close()
 
     @property
     def _measure_progress(self) -> object:
@@ -224,14 +224,18 @@ class LivePage:
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
-        with self._errors.suppress_own_errors():
-            self._show(began)
+        try:
+            with self._errors.suppress_own_errors():
+                self._show(began)
+        except LedgerRemade:
+            self._follower.begin_again()
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
     def _show(self, began: float) -> None:
         now = now_ms()
         self._lag.positions = self._fold.trainer_positions
         around, found = self._around(), self._fold.compute_figures(self._lag.newest, now)
+        self._pulse = find_pulse(self._fold.ledger, now)
         self._figures = replace(found, standstill=self._fold.standstill(found, around, now))
         self._print_swap(self._figures)
         self._print_errors(self._figures.errors)
@@ -244,7 +248,7 @@ class LivePage:
             recipe=self._run.recipe,
             figures=self._figures,
             pulse=self._pulse,
-            rates=self._pulse.rates(now),
+            rates=self._pulse.rates,
             elapsed_s=began - self._began,
             now_ms=now,
             processes=around.processes,
@@ -270,6 +274,19 @@ class LivePage:
                 f"a defect of Headrace: the page cannot be drawn ({type(error).__name__}: {error}). The run continues, "
                 "and lines are printed instead of the page",
                 "yellow",
+            )
+
+
+def _list_awaited(recipe: Recipe, newest: Mapping[str, int], evals: Sequence[EvalResult]) -> Iterator[str]:
+    """Yield the missing evaluations of the newest versions, in words."""
+    done = {(one.workflow, one.policy, one.version) for one in evals}
+    for workflow in recipe.workflows:
+        policies = recipe.policies_of(workflow)
+        if all(newest[policy] >= 0 for policy in policies):
+            yield from (
+                f"{policy} at version {newest[policy]} on {workflow}"
+                for policy in policies
+                if (workflow, policy, newest[policy]) not in done
             )
 
 
@@ -302,7 +319,7 @@ class PageErrors:
         """Go on after an error of the page. Errors that the launcher handles are raised."""
         try:
             yield
-        except (HeadraceError, OSError):  # a server that is away, or an output whose reader is gone
+        except (HeadraceError, OSError, LedgerRemade):  # a server is away, an output has no reader, rows are read again
             raise
         except Exception as odd:
             if not self.has_reported:
@@ -322,7 +339,9 @@ class StandstillNews:
     def __init__(self) -> None:
         self.cause = ""
         """Cause of the standstill that was reported last; empty once its end was reported."""
-        self._policy = self._good_news = ""
+        self._good_news = ""
+        self._told: set[tuple[str, str]] = set()
+        """Policies and causes since the last end; those that failing episodes have may come in turn."""
         self._well_since_s = math.inf
         self._versions: dict[str, int] = {}
         """The newest versions during the standstill."""
@@ -337,8 +356,9 @@ class StandstillNews:
         """
         if found is not None:
             self._well_since_s, self._versions = math.inf, dict(versions)
-            is_new = (found.policy, found.cause) != (self._policy, self.cause)
-            self._policy, self.cause = found.policy, found.cause
+            is_new = (found.policy, found.cause) not in self._told
+            self._told = {one for one in self._told if one[1] in GOOD_NEWS} | {(found.policy, found.cause)}
+            self.cause = found.cause
             if self._good_news != VERSIONS_AGAIN:
                 self._good_news = GOOD_NEWS.get(found.cause, VERSIONS_AGAIN)
             return found.sentence if is_new else ""
@@ -348,6 +368,7 @@ class StandstillNews:
         if self._good_news == VERSIONS_AGAIN and self._versions == versions:  # as while a killed worker starts again
             return ""
         good_news, self._good_news, self.cause = self._good_news, "", ""
+        self._told.clear()
         return good_news
 
 

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 def task_checks_page(checked: Sequence[TaskChecked]) -> RenderableType:
-    """Return a row for each task, and how many are right."""
+    """Return a row for each task, how many are right, and what is wrong, in lines that leave paths whole."""
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in ("solution", "nothing", "seconds"):
         table.add_column(name, justify="right")
-    table.add_column("verdict", overflow="fold")
+    table.add_column("verdict")
     for one in checked:
         rewards = ["-" if reward is None else f"{reward:g}" for reward in (one.solution, one.nothing)]
-        verdict = Text(f"wrong: {one.fault}", style="red") if one.fault else Text("right", style="green")
+        verdict = Text("wrong", style="red") if one.fault else Text("right", style="green")
         table.add_row(Text(one.task), *rewards, f"{one.seconds:.1f}", verdict)
-    right = sum(not one.fault for one in checked)
-    return Group(table, Text(f"{right} of {len(checked)} {inflect(len(checked), 'task')} right", style="bold"))
+    wrong = [Text(f"{one.task}: {one.fault}", style="red", overflow="ignore") for one in checked if one.fault]
+    right = len(checked) - len(wrong)
+    return Group(table, *wrong, Text(f"{right} of {len(checked)} {inflect(len(checked), 'task')} right", style="bold"))

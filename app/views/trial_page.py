@@ -25,7 +25,7 @@ from headrace.ops.lineage.seen import GENERATED, SequenceSeen, SpanSeen, TokenSe
 from headrace.schemas.episode_errors import describe_error, error_key_of
 
 if TYPE_CHECKING:  # the trial needs torch, and its page does not
-    from headrace.envs.tools.solutions import SolutionPlayed
+    from headrace.envs.tools.solutions import SolutionPlayed, TurnPlayed
     from headrace.ops.offline.trial import EpisodeFailed, Tried
     from headrace.ops.offline.tried_policy import GroupTried, PolicyTried, StepTried
 
@@ -66,23 +66,44 @@ def trial_page(tried: Tried) -> RenderableType:
 
 
 def show_solutions(solutions: Sequence[SolutionPlayed]) -> Iterator[RenderableType]:
-    """Show the first wrong worked solution, or the first one, turn by turn."""
+    """Show the first wrong worked solution of each workflow, or the first one, turn by turn."""
+    by_workflow = [(name, list(several)) for name, several in groupby(solutions, key=lambda one: one.workflow)]
+    for name, several in by_workflow:
+        yield from _show_solution(several, f"worked solutions{f' of {name}' if len(by_workflow) > 1 else ''}")
+
+
+def _show_solution(solutions: Sequence[SolutionPlayed], title: str) -> Iterator[RenderableType]:
     wrong = [one for one in solutions if one.fault]
     shown = (wrong or solutions)[0]
     right = f"{len(solutions) - len(wrong)} of {len(solutions)} give a reward of 1"
-    yield Text.assemble(("worked solutions", "bold"), "  ", (right, "red" if wrong else "green"))
+    yield Text.assemble((title, "bold"), "  ", (right, "red" if wrong else "green"))
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    for name in ("turn", "answer", "results"):
+    has_agents = any(turn.agents for turn in shown.turns)
+    for name in (*["agent"] * has_agents, "turn", "answer", "results"):
         table.add_column(Text(name), overflow="fold")
-    for turn, played in enumerate(shown.turns):
-        table.add_row(str(turn), Text(played.answer), Text("\n".join(crop(result) for result in played.results)))
+    for agent, turn, played in _list_turns(shown, "main"):
+        results = Text("\n".join(crop(result) for result in played.results))
+        table.add_row(*[agent] * has_agents, str(turn), Text(played.answer), results)
     yield Padding(Text(f"{shown.task_id}  reward {shown.reward:g}\n{shown.prompt}"), (0, 0, 0, 2))
     yield Padding(table, (0, 0, 0, 2))
     yield from (Text(f"  wrong: {one.task_id}: {one.fault}", style="red") for one in wrong[:MOST_WRONG])
 
 
+def _list_turns(solution: SolutionPlayed, agent: str) -> Iterator[tuple[str, int, TurnPlayed]]:
+    """Yield the turns of an agent, each followed by those of the sub-agents that it started, with agent and number."""
+    started = 0
+    for turn, played in enumerate(solution.turns):
+        yield agent, turn, played
+        for sub in played.agents:
+            started += 1
+            yield from _list_turns(sub, f"{agent}.{started}")
+
+
 def _show_policy(name: str, policy: PolicyTried) -> Iterator[RenderableType]:
     yield Text.assemble((f"policy {name}", "bold"), f"  {policy.model}{_describe_start(policy)}")
+    if policy.left_out:
+        lacked = f"results had characters that its alphabet lacks, {policy.left_out!r}: it read them without these"
+        yield Text(lacked, style="yellow")
     for tried in policy.groups:
         yield Text()
         yield from _show_group(tried)
@@ -113,7 +134,7 @@ def _show_group(tried: GroupTried) -> Iterator[RenderableType]:
         return
     for index, sequence in enumerate(group.trajectories[0].sequences):
         if index:
-            yield Padding(Text(f"sequence {index}", style="dim"), (0, 0, 0, 2))
+            yield Padding(Text(f"sequence {index} {sequence.agent_id}".rstrip(), style="dim"), (0, 0, 0, 2))
         yield Padding(_build_conversation(sequence), (0, 0, 0, 2))
     yield Padding(_build_members_table(tried), (0, 0, 0, 2))
 

@@ -19,9 +19,9 @@ from headrace.app.views.tables import describe_shadow, replay_lines
 from headrace.infra.inflection import inflect
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
+from headrace.ledger.liveness import is_alive
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
 from headrace.ops.figures.run_figures import RunFigures
-from headrace.ops.figures.weights_figures import is_alive
 from headrace.schemas.episode_errors import TOOL_ERROR, describe_error
 from headrace.schemas.records import EvalResult
 from headrace.trainers.health import findings

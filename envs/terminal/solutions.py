@@ -34,5 +34,5 @@ async def play_commands(environment: Any, problem: Problem, limits: Limits) -> S
         turns, reward = await play_and_grade(environment, problem, environment.list_commands(problem), limits)
         fault = "" if reward >= 1 else f"its commands get a reward of {reward:g}, not 1"
     except Exception as error:  # noqa: BLE001 - the environment's own code may raise anything
-        fault = f"{type(error).__name__}: {describe_with_location(error)}"
+        fault = describe_with_location(error, with_type=True)
     return SolutionPlayed(problem.task_id, tuple(turns), reward, fault)

@@ -39,6 +39,8 @@ class TurnPlayed:
     answer: str
     results: tuple[str, ...]
     """What its calls returned, as the policy reads it."""
+    agents: tuple[SolutionPlayed, ...] = ()
+    """The solutions of the sub-agents that its calls started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class SolutionPlayed:
     """What is wrong with it; empty for a right one."""
     prompt: str = ""
     """The problem, as text."""
+    workflow: str = ""
+    """Name of the workflow in the recipe."""
 
 
 class SolutionError(ValueError):
@@ -85,10 +89,14 @@ class SolvedCalls:
         self._limits = limits
 
     async def answer(
-        self, calls: Sequence[ToolCall | InvalidToolCall], env: IsolatedEnvironment, problem: Problem
+        self,
+        calls: Sequence[ToolCall | InvalidToolCall],
+        env: IsolatedEnvironment,
+        problem: Problem,
+        agents: list[SolutionPlayed],
     ) -> list[Outcome]:
-        """Return the outcomes of the calls of one answer. Raises SolutionError for a sub-agent's wrong solution."""
-        return [await self._answer(call, env, problem) for call in calls]
+        """Return the outcomes of an answer's calls; add sub-agents' solutions to `agents`, or raise SolutionError."""
+        return [await self._answer(call, env, problem, agents) for call in calls]
 
     def list_solutions(self, problem: Problem) -> Iterator[tuple[Problem, list[str]]]:
         """Yield a problem with its answers, and those of the sub-agents that these start. Raises SolutionError."""
@@ -105,10 +113,13 @@ class SolvedCalls:
     def _build_sub_problem(self, call: ToolCall, problem: Problem) -> Problem:
         return build_sub_problem(self.environment, problem, SPAWN.read_arguments(call.arguments)["task"])
 
-    async def _answer(self, call: ToolCall | InvalidToolCall, env: IsolatedEnvironment, problem: Problem) -> Outcome:
+    async def _answer(
+        self, call: ToolCall | InvalidToolCall, env: IsolatedEnvironment, problem: Problem, agents: list[SolutionPlayed]
+    ) -> Outcome:
         if not self._is_spawn(call):
             return await answer_call(call, self.tools, env, problem, self._limits)
         played = await play_solution(self, sub := self._build_sub_problem(call, problem))
+        agents.append(played)
         if played.fault:
             raise SolutionError(f"the sub-agent for {sub.text!r}: {played.fault}")
         return build_outcome(SPAWN.name, read_answer(played.turns[-1].answer).strip(), "", self._limits)
@@ -127,7 +138,7 @@ async def play_solution(solved: SolvedCalls, problem: Problem) -> SolutionPlayed
                 reward = (await env.score_in_child(problem, answers[-1])).reward
                 fault = "" if reward >= 1 else f"its last answer, {answers[-1]!r}, gets a reward of {reward:g}, not 1"
     except Exception as error:  # noqa: BLE001 - the environment's own code may raise anything
-        fault = f"{type(error).__name__}: {describe_with_location(error)}"
+        fault = describe_with_location(error, with_type=True)
     return SolutionPlayed(problem.task_id, tuple(turns), reward, fault, problem.text)
 
 
@@ -136,9 +147,9 @@ async def _play_turns(
 ) -> str:
     """Run the calls of all answers; return what is wrong with one of them, if anything."""
     for turn, answer in enumerate(answers, 1):
-        calls = parse_short_calls(answer, solved.tools)
-        outcomes = await solved.answer(calls, env, problem)
-        turns.append(TurnPlayed(answer, tuple(one.text for one in outcomes)))
+        calls, agents = parse_short_calls(answer, solved.tools), list[SolutionPlayed]()
+        outcomes = await solved.answer(calls, env, problem, agents)
+        turns.append(TurnPlayed(answer, tuple(one.text for one in outcomes), tuple(agents)))
         if bad := next((one for one in outcomes if one.kind), None):
             return f"turn {turn}: {_describe(bad)}"
         if calls and turn == len(answers):
@@ -190,7 +201,7 @@ class SolutionExamples:
         with self._solved.isolated.open_episode() as env:
             for answer in answers:
                 calls = parse_short_calls(answer, self._tools)
-                outcomes = await self._solved.answer(calls, env, problem)
+                outcomes = await self._solved.answer(calls, env, problem, [])
                 if bad := next((one for one in outcomes if one.kind), None):
                     raise SolutionError(
                         f"the worked solution of {problem.task_id} is wrong: {_describe(bad)}. `headrace try` plays it"

@@ -80,6 +80,7 @@ class DataFolder:
         self.kafka = self.root / "kafka"
         self.store = self.root / "store"
         self.logs = self.root / "logs"
+        self.ledger = self.root / "ledger.sqlite"
         self.branch = self.root / "branch"
         """For a branch: folder with the initial weights of each policy."""
         self._notes = self.root / "run.json"

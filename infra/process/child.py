@@ -20,13 +20,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from headrace.infra.log import configure_logging, warn_in_sentences
 from headrace.infra.own_frames import locate_thread, locate_wait
 from headrace.infra.process.carried_errors import pack_error
 from headrace.infra.process.child_process import die_with_parent
 
+EXIT = os._exit
 LENGTH = struct.Struct("<Q")
 MOST_THREADS = 1024
 
@@ -90,7 +91,7 @@ class Child:
                     self._send(number, "at", self._locate(number).encode())
                 if isinstance(running := self._running.get(number), asyncio.Task):
                     self._loop.call_soon_threadsafe(running.cancel)
-        os._exit(0)  # a usual exit would wait for calls that never end
+        EXIT(0)  # a usual exit would wait for calls that never end
 
     def _begin(self, number: int, session: int, name: str, kept: bytes | None, what: bytes) -> None:
         try:
@@ -132,6 +133,26 @@ class Child:
         if task.cancelled():  # before it began
             self._answer(number, "error", pack_error(asyncio.CancelledError()))
 
+    def guard_exit(self, stacks: int) -> None:
+        """Let `os._exit` fail only the call that it is in; from another thread it ends this process, with its line."""
+        own = os.getpid()
+
+        def leave(status: int) -> NoReturn:
+            if os.getpid() == own:
+                if self._is_in_call():
+                    raise SystemExit(f"os._exit({status}) was called")
+                faulthandler.dump_traceback(stacks, all_threads=False)
+            EXIT(status)
+
+        os._exit = leave
+
+    def _is_in_call(self) -> bool:
+        """Return whether the code that asks is that of a call."""
+        here: object = threading.get_ident()
+        if here == threading.main_thread().ident:
+            here = asyncio.current_task(self._loop)
+        return here in list(self._running.values())
+
     def _locate(self, number: int) -> str:
         running = self._running.get(number)
         if isinstance(running, asyncio.Task):
@@ -156,7 +177,9 @@ def main() -> None:
     die_with_parent()  # also while no thread can see that the channel is closed
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
-    Child(socket.socket(fileno=channel)).serve()
+    child = Child(socket.socket(fileno=channel))
+    child.guard_exit(stacks)
+    child.serve()
 
 
 if __name__ == "__main__":

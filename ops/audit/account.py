@@ -18,6 +18,9 @@ import numpy as np
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
+from headrace.ledger.feeder_snapshot import read_issued
+from headrace.ledger.run_streams import list_own_topics
+from headrace.ledger.trained_streams import TrainedStreams
 from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.broken_numbers import Scope
@@ -27,18 +30,13 @@ from headrace.ops.audit.pages import ANSWER_DUE, REACHED, TASK_WAITS
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.results import Audit, GroupTotals, TaskCounts
 from headrace.ops.audit.revisions import RevisionSpans
-from headrace.ops.audit.trained_streams import TrainedStreams
 from headrace.ops.audit.unread import Unnumbered, Unread
 from headrace.ops.audit.weights_chain import ChainLink, WeightsChain
 from headrace.schemas.records import DeadLetter, Snapshot
-from headrace.schemas.topics import Topics, is_eval, policy_of, variant_of
+from headrace.schemas.topics import is_eval, policy_of, variant_of
 
 SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "lost", "doubled")
 
-NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
-"""Errors that JSON and look-ups raise for a body that is not a snapshot."""
-MOST_NUMBERS = 1 << 32
-"""Largest number of tasks in a stream that an audit accepts: fifty days of a thousand groups a second."""
 RecordId = tuple[str, int, int]
 """(topic, partition, offset)."""
 
@@ -357,29 +355,3 @@ class RunAccount:
                 done = np.logical_and.reduce([page.concluded for page in pages])
                 count += int(np.count_nonzero(done & pages[0].is_below(end)))
         return count
-
-
-def read_issued(state: Any) -> dict[str, int]:
-    """Return the next training number of every stream from the feeder's state."""
-    return read_next_numbers(state["next"])
-
-
-def read_next_numbers(numbers: Mapping[str, Any]) -> dict[str, int]:
-    """Return next numbers as integers. Raises ValueError for a number that no run can reach."""
-    found = {stream: int(number) for stream, number in numbers.items()}
-    if odd := {stream: number for stream, number in found.items() if not 0 <= number <= MOST_NUMBERS}:
-        given = ", ".join(f"{number} for {stream}" for stream, number in odd.items())
-        raise ValueError(f"the number of a stream's next task must be from 0 to {MOST_NUMBERS}, but it is {given}")
-    return found
-
-
-def describe_unusable(error: Exception) -> str:
-    """Return in words why the feeder's state cannot be used, for an error of NO_SNAPSHOT."""
-    if isinstance(error, ValueError):
-        return str(error)
-    return f"its JSON does not have the form that the feeder writes ({type(error).__name__}: {error})"
-
-
-def list_own_topics(topics: Topics, variant: str) -> tuple[str, ...]:
-    """Return the topics that only this policy variant writes."""
-    return topics.curated(variant), topics.outcomes(variant), topics.batches(variant), topics.weights(variant)

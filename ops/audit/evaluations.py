@@ -26,11 +26,10 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.account import NO_SNAPSHOT, read_next_numbers
+from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, FeederSnapshot, read_next_numbers
 from headrace.ops.audit.pages import ANSWER_DUE, PAGE_NUMBERS, PRODUCED, REACHED, Mask, Page, Pages
 from headrace.ops.audit.problems import AuditProblem, Problems
 from headrace.ops.audit.unsaved_results import EvaluationKey, name_evaluation
-from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp

@@ -20,15 +20,8 @@ from headrace.infra.kafka.dead_letters import is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.retired import Retired
-from headrace.ops.audit.account import (
-    NO_SNAPSHOT,
-    OF_PLAIN,
-    OF_RECORD,
-    RecordId,
-    RunAccount,
-    describe_unusable,
-    read_issued,
-)
+from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, FeederSnapshot, describe_unusable, read_issued
+from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RecordId, RunAccount
 from headrace.ops.audit.commits import CURATOR
 from headrace.ops.audit.evaluations import Evaluations, read_issued_evaluations, read_positions
 from headrace.ops.audit.flight import GroupStamp
@@ -37,7 +30,6 @@ from headrace.ops.audit.plain_headers import read_group_headers, read_task_heade
 from headrace.ops.audit.redrives import Redrives
 from headrace.ops.audit.weights_chain import ChainLink
 from headrace.ops.audit.weights_events import fold_event
-from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError

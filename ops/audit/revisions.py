@@ -6,10 +6,9 @@ stream and revision are kept: they show whether a record has a wrong revision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-Begins = Mapping[str, Sequence[Sequence[int]]]
-"""Stream to [revision, the first number issued under it], in order."""
+from headrace.ledger.trained_streams import Begins
 
 
 class RevisionSpans:

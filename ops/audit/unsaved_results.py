@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.own_positions import is_cut
-from headrace.ops.audit.account import NO_SNAPSHOT, describe_unusable
+from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, describe_unusable
 from headrace.schemas import codec
 from headrace.schemas.records import Snapshot
 

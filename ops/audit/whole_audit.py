@@ -15,6 +15,7 @@ from typing import TypeAlias
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId, name_partition
 from headrace.infra.run.run import Run
+from headrace.ledger.feeder_snapshot import FeederSnapshot
 from headrace.ops.audit import commits
 from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.broken_numbers import Scope
@@ -31,7 +32,6 @@ from headrace.ops.audit.results import Audit
 from headrace.ops.audit.retired_versions import find_wrongly_retired
 from headrace.ops.audit.unsaved_results import find_unsaved_results
 from headrace.ops.curated_digest import CuratedDigest
-from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas.headers import HeaderError
 from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import checkpoint_prefix

@@ -1,4 +1,4 @@
-"""Finds what looks wrong in a run but does not show in a version's metrics, and says what to do. No I/O, no clock.
+"""Finds what looks wrong in a run but does not show in a version's metrics, and says what to do. No clock.
 
 The metrics of a version are judged in `headrace.trainers.health`.
 """
@@ -6,19 +6,18 @@ The metrics of a version are judged in `headrace.trainers.health`.
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.rows import read_floats, read_ints
 from headrace.ops.figures.discard_advice import ADVICE_BY_REASON, OTHER_ADVICE
 from headrace.ops.figures.run_figures import MANY_FAILED, Advice, RewardPoint
-from headrace.ops.first_decision import is_first_training_decision
 from headrace.schemas.episode_errors import MALFORMED, RAISED, describe_error, error_key_of
-from headrace.schemas.records import EpisodeError, EvalResult, Outcome
+from headrace.schemas.records import EpisodeError, EvalResult
 
 ADVICE_GROUPS = 64
 """Number of the newest groups of a policy that are checked."""
@@ -35,6 +34,12 @@ FAILED_SHARE = 0.25
 """Share of failed episodes that is reported: groups with so few trajectories often have equal rewards."""
 OTHERWISE_ADVISED = frozenset({"failed", MALFORMED, "run_end"})
 """Reasons of a discard for which there is other advice."""
+_NEWEST = f"""
+    SELECT id, at_ms, CASE WHEN reason = '{MALFORMED}' THEN x'' ELSE rewards END,
+        CASE WHEN reason = '{MALFORMED}' THEN x'' ELSE lengths END,
+        CASE WHEN verdict = 'kept' THEN '' WHEN reason <> '' THEN reason ELSE verdict END, n_asked
+    FROM outcome WHERE variant = ? AND stream = ? AND decides ORDER BY at_ms DESC, id DESC LIMIT ?
+"""
 
 
 _Said: TypeAlias = tuple[str, str] | tuple[str, str, str]
@@ -53,42 +58,32 @@ class _Seen(NamedTuple):
     """Errors that the environment, the workflow or the engine raised."""
 
 
-@dataclass(slots=True)
-class _Lengths:
-    """Lengths of the trajectories of groups that were finished under one version."""
+class Advisor:
+    """Finds what looks wrong in the outcomes of curators, as they are in the ledger now."""
 
-    tokens: int = 0
-    trajectories: int = 0
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
 
+    def _find_newest(self, policy: str, stream: str) -> list[_Seen]:
+        """Return the newest groups of a policy in a stream, oldest first."""
+        rows = self._ledger.query(_NEWEST, policy, stream, ADVICE_GROUPS)
+        return [
+            _Seen(at_ms, read_floats(rewards), read_ints(lengths), discarded, stream, asked, self._find_errors(one))
+            for one, at_ms, rewards, lengths, discarded, asked in reversed(rows)
+        ]
 
-class AdviceFold:
-    """Takes in the outcomes of curators, and finds what looks wrong."""
+    def _find_errors(self, outcome_id: int) -> tuple[EpisodeError, ...]:
+        rows = self._ledger.query(
+            "SELECT reason, detail, at, role, turn, episodes FROM episode_error WHERE outcome_id = ?", outcome_id
+        )
+        return tuple(error for error in (EpisodeError(*row) for row in rows) if error.reason in RAISED)
 
-    def __init__(self) -> None:
-        self._newest: defaultdict[str, defaultdict[str, list[_Seen]]] = defaultdict(lambda: defaultdict(list))
-        """Policy to stream to its newest groups."""
-        self._lengths: defaultdict[str, defaultdict[int, _Lengths]] = defaultdict(lambda: defaultdict(_Lengths))
-        """Policy to head version to the lengths of its trajectories."""
-        self._range: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 1.0))
-        """Policy to its lowest and highest reward; at least 0 to 1, as most scorers have them."""
-
-    def fold_outcome(self, outcome: Outcome, at_ms: int) -> None:
-        """Take in an outcome of that time, in any order; only a curator's outcome of a group's first use counts."""
-        if not is_first_training_decision(outcome):
-            return
-        discarded = "" if outcome.verdict == "kept" else outcome.reason or outcome.verdict
-        raised = tuple(error for error in outcome.errors if error.reason in RAISED)
-        rewards, tokens = ((), ()) if discarded == MALFORMED else (outcome.rewards, outcome.lengths)
-        seen = _Seen(at_ms, rewards, tokens, discarded, outcome.stream, outcome.n_asked, raised)
-        newest = self._newest[outcome.policy][outcome.stream]
-        insort(newest, seen, key=lambda one: one.at_ms)
-        del newest[:-ADVICE_GROUPS]
-        known = [reward for reward in outcome.rewards if math.isfinite(reward)]
-        lowest, highest = self._range[outcome.policy]
-        self._range[outcome.policy] = min([lowest, *known]), max([highest, *known])
-        lengths = self._lengths[outcome.policy][outcome.head_version]
-        lengths.tokens += sum(outcome.lengths)
-        lengths.trajectories += len(outcome.lengths)
+    def _find_range(self, policy: str) -> tuple[float, float]:
+        """Return a policy's lowest and highest reward; at least 0 to 1, as most scorers have them."""
+        [(low, high)] = self._ledger.query(
+            "SELECT min(reward_low), max(reward_high) FROM decided WHERE variant = ?", policy
+        )
+        return min(0.0, low or 0.0), max(1.0, high or 1.0)
 
     def advice(
         self, max_tokens: int, curves: Mapping[str, Sequence[RewardPoint]], evals: Sequence[EvalResult]
@@ -109,27 +104,25 @@ class AdviceFold:
     def _look_at(
         self, policy: str, max_tokens: int, curve: Sequence[RewardPoint], evals: Sequence[EvalResult]
     ) -> Iterator[_Said]:
-        every = chain.from_iterable(self._newest[policy].values())
-        newest = sorted(every, key=lambda one: one.at_ms)[-ADVICE_GROUPS:]
+        streams = self._ledger.query("SELECT DISTINCT stream FROM decided WHERE variant = ? ORDER BY stream", policy)
+        by_stream = {stream: self._find_newest(policy, stream) for (stream,) in streams}
+        newest = sorted(chain.from_iterable(by_stream.values()), key=lambda one: one.at_ms)[-ADVICE_GROUPS:]
         yield from (
-            list(_look_at_failures(newest)) or list(self._look_at_streams(policy, newest)) or _look_at_reasons(newest)
+            list(_look_at_failures(newest)) or list(_look_at_streams(by_stream, newest)) or _look_at_reasons(newest)
         )
         yield from _look_at_cut_off(newest, max_tokens)
         for workflow in sorted({result.workflow for result in evals}):
             one = [result for result in evals if result.workflow == workflow]
-            yield from _look_at_held_out(curve, one, self._range[policy])
+            yield from _look_at_held_out(curve, one, self._find_range(policy))
         yield from self._look_at_lengths(policy, curve)
 
-    def _look_at_streams(self, policy: str, newest: Sequence[_Seen]) -> Iterator[_Said]:
-        """Look at the rewards of all streams together, and else of each that the newest groups are of."""
-        if found := list(_look_at_rewards(newest)):
-            yield from found
-            return
-        for stream in sorted({group.stream for group in newest}):
-            yield from _look_at_rewards(self._newest[policy][stream], stream)
-
     def _look_at_lengths(self, policy: str, curve: Sequence[RewardPoint]) -> Iterator[tuple[str, str]]:
-        means = [one.tokens / one.trajectories for _, one in sorted(self._lengths[policy].items()) if one.trajectories]
+        rows = self._ledger.query(
+            "SELECT total(tokens) / sum(samples) FROM decided WHERE variant = ? GROUP BY head_version"
+            " HAVING sum(samples) ORDER BY head_version",
+            policy,
+        )
+        means = [mean for (mean,) in rows]
         if len(means) < 2 * ADVICE_EDGE or len(curve) < 2 * ADVICE_EDGE:
             return
         first, last = fmean(means[:ADVICE_EDGE]), fmean(means[-ADVICE_EDGE:])
@@ -148,6 +141,15 @@ LOOK_AT_ANSWERS = (
     "Read some answers with `headrace inspect --step VERSION`, and fix the scorer. Until then, set trainer.kl to "
     "keep the policy near its start."
 )
+
+
+def _look_at_streams(by_stream: Mapping[str, Sequence[_Seen]], newest: Sequence[_Seen]) -> Iterator[_Said]:
+    """Look at the rewards of all streams together, and else of each that the newest groups are of."""
+    if found := list(_look_at_rewards(newest)):
+        yield from found
+        return
+    for stream in sorted({group.stream for group in newest}):
+        yield from _look_at_rewards(by_stream[stream], stream)
 
 
 def _look_at_failures(newest: Sequence[_Seen]) -> Iterator[_Said]:

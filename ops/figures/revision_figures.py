@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Recipe
-from headrace.schemas.records import Outcome, RecipeRevision
+from headrace.ledger.ledger import Ledger
+from headrace.schemas import codec
+from headrace.schemas.records import RecipeRevision
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,48 +33,81 @@ class RevisionFigures:
     """Whether the feeder issues tasks under it now."""
 
 
-class RevisionsFold:
-    """Takes in the records about revisions."""
+def list_revisions(ledger: Ledger, begins: Mapping[str, Iterable[Sequence[int]]]) -> tuple[RevisionFigures, ...]:
+    """Return the figures of every revision, in order.
 
-    def __init__(self) -> None:
-        self._chains: dict[int, tuple[tuple[str, ...], bool]] = {}
-        self._groups: Counter[int] = Counter()
-        self._kept: Counter[int] = Counter()
-
-    def fold_revision(self, record: RecipeRevision) -> None:
-        """Take in a record of the recipe topic."""
-        if record.recipe and record.revision not in self._chains:
-            try:
-                chain = Recipe.from_json(record.recipe).curate.chain
-            except UsageError:
-                return  # another release wrote it, with keys that are not known here
-            self._chains[record.revision] = tuple(algorithm.describe() for algorithm in chain), record.swapped
-
-    def fold_outcome(self, outcome: Outcome) -> None:
-        """Take in a curator's outcome of a group's first use."""
-        self._groups[outcome.revision] += 1
-        self._kept[outcome.revision] += outcome.verdict == "kept"
-
-    def figures(self, begins: Mapping[str, Iterable[Sequence[int]]]) -> tuple[RevisionFigures, ...]:
-        """Return the figures of every revision, in order.
-
-        Args:
-            begins: Stream to (revision, the first number issued under it), according to the feeder's snapshot.
-        """
-        firsts: defaultdict[int, dict[str, int]] = defaultdict(dict)
-        for stream, spans in begins.items():
-            for revision, first in spans:
-                firsts[revision][stream] = first
-        newest = max(firsts, default=None)
-        return tuple(
-            RevisionFigures(
-                revision=revision,
-                chain=chain,
-                swapped=swapped,
-                groups=self._groups[revision],
-                kept=self._kept[revision],
-                begins=firsts.get(revision, {}),
-                in_force=revision == newest,
-            )
-            for revision, (chain, swapped) in sorted(self._chains.items())
+    Args:
+        ledger: The ledger.
+        begins: Stream to (revision, the first number issued under it), according to the feeder's snapshot.
+    """
+    firsts: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for stream, spans in begins.items():
+        for revision, first in spans:
+            firsts[revision][stream] = first
+    newest = max(firsts, default=None)
+    counts = dict[int, tuple[int, int]]()
+    for revision, groups, kept in ledger.query(
+        "SELECT revision, sum(groups), sum(kept) FROM decided WHERE variant NOT LIKE '%.%' GROUP BY revision"
+    ):
+        counts[revision] = groups, kept
+    return tuple(
+        RevisionFigures(
+            revision=revision,
+            chain=chain,
+            swapped=swapped,
+            groups=counts.get(revision, (0, 0))[0],
+            kept=counts.get(revision, (0, 0))[1],
+            begins=firsts.get(revision, {}),
+            in_force=revision == newest,
         )
+        for revision, (chain, swapped) in sorted(_find_chains(ledger).items())
+    )
+
+
+def _find_chains(ledger: Ledger) -> dict[int, tuple[tuple[str, ...], bool]]:
+    """Return revision to the words of its chain, and whether a swap made it."""
+    found: dict[int, tuple[tuple[str, ...], bool]] = {}
+    for revision, value in ledger.query("SELECT revision, value FROM revision ORDER BY id"):
+        if revision not in found and (read := _read_chain(value)) is not None:
+            found[revision] = read
+    return found
+
+
+@lru_cache(maxsize=256)
+def _read_chain(value: bytes) -> tuple[tuple[str, ...], bool] | None:
+    """Return what a record of the recipe topic says of the chain; None if it holds no recipe that is known here."""
+    record = codec.decode(value, RecipeRevision)
+    if not record.recipe:
+        return None
+    try:
+        chain = Recipe.from_json(record.recipe).curate.chain
+    except UsageError:
+        return None  # another release wrote it, with keys that are not known here
+    return tuple(algorithm.describe() for algorithm in chain), record.swapped
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpan:
+    """When a run began, and why it is over."""
+
+    began_ms: int
+    """Wall time in ms since the epoch; 0 before its first record."""
+    ended: str
+    """Why it is over; empty while it is running."""
+
+
+def find_span(ledger: Ledger) -> RunSpan:
+    """Return when a run began, and why it is over."""
+    began = ledger.query("SELECT created_ms FROM revision WHERE created_ms > 0 ORDER BY id LIMIT 1")
+    ended = ""
+    for (value,) in ledger.query("SELECT value FROM revision ORDER BY id DESC"):
+        record = _read_revision(value)
+        if record.recipe or record.ended:  # others hold only schemas
+            ended = record.ended
+            break
+    return RunSpan(began[0][0] if began else 0, ended)
+
+
+@lru_cache(maxsize=8)
+def _read_revision(value: bytes) -> RecipeRevision:
+    return codec.decode(value, RecipeRevision)

@@ -3,48 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from headrace.ledger.ledger import WHERE_LATE, Ledger
 from headrace.ops.figures.run_figures import RewardPoint
-from headrace.schemas.records import EvalResult, Outcome
+from headrace.schemas import codec
+from headrace.schemas.records import EvalResult
 
-LATE = frozenset({"expired", "surplus"})
 REWARD_EDGE = 5
 """Number of versions at each end of a run whose rewards are averaged."""
 MOST_EVALUATION_TOKENS = 2**53
 """Largest number of tokens of one evaluation; a result with more is skipped as wrong."""
 
 
-class RewardsFold:
-    """Takes in outcomes of curators and results of evaluations."""
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """Mean over all trajectories with a finite reward, of the groups of one version."""
 
-    def __init__(self, policies: Iterable[str]) -> None:
-        self.curated: Counter[str] = Counter()
+    total: float
+    count: int
+    groups: int
+    trajectories: int
+    """Number of trajectories, including those without a finite reward."""
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+class Rewards:
+    """Rewards and tokens of the groups that curators saw, and of evaluations, as they are in the ledger now."""
+
+    def __init__(self, ledger: Ledger, policies: Iterable[str]) -> None:
+        sums = "sum(groups), total(tokens)"
+        seen = ledger.query(f"SELECT variant, {sums} FROM decided WHERE variant NOT LIKE '%.%' GROUP BY variant")
+        self.curated: dict[str, int] = {policy: groups for policy, groups, _ in seen}
         """Policy to the groups that curators read."""
-        self.evals: list[EvalResult] = []
-        self._curves: dict[str, defaultdict[int, _Mean]] = {policy: defaultdict(_Mean) for policy in policies}
-        self._curated_tokens = 0
-        self.late_tokens = 0
-        """Tokens of groups that left the trainer's window because they were too old or the window was full."""
-
-    def fold_untrained(self, outcome: Outcome) -> None:
-        """Take in a trainer's outcome of an untrained group; an evicted replay wastes no tokens."""
-        if outcome.verdict in LATE and not outcome.use:
-            self.late_tokens += sum(outcome.lengths)
-
-    def fold_outcome(self, outcome: Outcome) -> None:
-        """Take in a curator's outcome of a group's first use."""
-        self.curated[outcome.policy] += 1
-        self._curated_tokens += sum(outcome.lengths)
-        if outcome.rewards and outcome.policy in self._curves:
-            self._curves[outcome.policy][outcome.head_version].add(outcome.rewards)
-
-    def fold_evaluation(self, result: EvalResult) -> None:
-        """Take in a result; a result with figures that are not numbers is skipped."""
-        if _is_believable(result):
-            self.evals.append(result)
+        self._curated_tokens: int = round(sum(tokens for *_, tokens in seen))
+        [(late,)] = ledger.query(f"SELECT total(tokens) FROM outcome WHERE {WHERE_LATE} AND variant NOT LIKE '%.%'")
+        self.late_tokens: int = round(late)
+        """Tokens of groups that left the trainer's window because they were too old or the window was full; an evicted
+        replay wastes none."""
+        results = (
+            codec.decode(value, EvalResult) for (value,) in ledger.query("SELECT value FROM evaluation ORDER BY id")
+        )
+        self.evals = [result for result in results if _is_believable(result)]
+        """Results of evaluations, without those whose figures are not numbers."""
+        self._curves = {policy: _find_curve(ledger, policy) for policy in policies}
 
     @property
     def tokens(self) -> int:
@@ -55,48 +61,29 @@ class RewardsFold:
         """Return policy to its curve."""
         return {
             policy: tuple(RewardPoint(version, m.value, m.groups, m.trajectories) for version, m in curve.items())
-            for policy, curve in self._sort_curves().items()
+            for policy, curve in self._curves.items()
         }
 
     def means_at_start(self) -> dict[str, float]:
         """Return policy to the mean over its first versions; a policy with only as many as the last is left out."""
-        curves = self._sort_curves().items()
         return {
             p: _pool(list(curve.values())[:-REWARD_EDGE][:REWARD_EDGE])
-            for p, curve in curves
+            for p, curve in self._curves.items()
             if len(curve) > REWARD_EDGE
         }
 
     def means_at_end(self) -> dict[str, float]:
         """Return policy to the mean over its last versions."""
-        return {
-            policy: _pool(list(curve.values())[-REWARD_EDGE:]) for policy, curve in self._sort_curves().items() if curve
-        }
-
-    def _sort_curves(self) -> dict[str, dict[int, _Mean]]:
-        return {policy: dict(sorted(curve.items())) for policy, curve in self._curves.items()}
+        return {policy: _pool(list(curve.values())[-REWARD_EDGE:]) for policy, curve in self._curves.items() if curve}
 
 
-@dataclass(slots=True)
-class _Mean:
-    """Mean over all trajectories of the groups added."""
-
-    total: float = 0.0
-    count: int = 0
-    groups: int = 0
-    trajectories: int = 0
-    """Number of trajectories, including those without a finite reward."""
-
-    def add(self, rewards: tuple[float, ...]) -> None:
-        finite = [reward for reward in rewards if math.isfinite(reward)]
-        self.total += sum(finite)
-        self.count += len(finite)
-        self.groups += 1
-        self.trajectories += len(rewards)
-
-    @property
-    def value(self) -> float:
-        return self.total / self.count if self.count else 0.0
+def _find_curve(ledger: Ledger, policy: str) -> dict[int, _Mean]:
+    rows = ledger.query(
+        "SELECT head_version, total(reward_total), sum(reward_count), sum(rewarded), sum(samples) FROM decided"
+        " WHERE variant = ? GROUP BY head_version HAVING sum(rewarded) ORDER BY head_version",
+        policy,
+    )
+    return {version: _Mean(*sums) for version, *sums in rows}
 
 
 def _is_believable(result: EvalResult) -> bool:

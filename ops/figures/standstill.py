@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.infra.inflection import inflect
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.utc import format_utc
-from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
+from headrace.ledger.liveness import is_alive
+from headrace.ops.figures.concluded import RECENT_GROUPS, Concluded
 from headrace.ops.figures.discard_advice import ADVICE_BY_REASON, OTHER_ADVICE
-from headrace.ops.figures.failing import FailingFold
+from headrace.ops.figures.failing import Failures
 from headrace.ops.figures.failing_words import advise_on_failing, describe_end_of_failing, describe_failing
 from headrace.ops.figures.late_versions import LEAST_MS, patience_ms
 from headrace.ops.figures.standstill_words import SHOWN_WORKERS, describe_playing, describe_restarts, describe_waiting
-from headrace.ops.figures.weights_figures import is_alive
 from headrace.producers.rollout.pauses import ENVIRONMENT
 from headrace.producers.rollout.watchdog import BLOCKED
 from headrace.schemas.records import WorkerStatus
@@ -97,8 +97,8 @@ class Seen:
     """Policy variant to its newest version; none before the first."""
     made_ms: Mapping[str, Mapping[int, int]]
     """Policy variant to version to the time when it was made."""
-    groups: ConcludedFold
-    episodes: FailingFold
+    groups: Concluded
+    episodes: Failures
     workers: Sequence[WorkerStatus]
     """Newest status of every worker, and of trainers that report long work."""
     lag: Mapping[str, int]
@@ -305,7 +305,7 @@ class _Stand:
     def _blame_curator(self) -> _Cause | None:
         policy = policy_of(self.policy_variant)
         waiting = self.seen.lag.get(self.seen.recipe.topics.trajectories(policy), 0)
-        last_ms = max(self.seen.groups.curated_ms[self.policy_variant], self.around.began_ms)
+        last_ms = max(self.seen.groups.find_curated_ms(self.policy_variant), self.around.began_ms)
         if variant_of(self.policy_variant) or not waiting or self.now_ms - last_ms < QUIET_MS:
             return None
         name = f"curate-{self.policy_variant}"

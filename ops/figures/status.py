@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from headrace.infra.run.run import Run
-from headrace.ops.figures.figures import Figures, figures
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.liveness import is_alive
+from headrace.ops.figures.figures import Figures, measure_lags
 from headrace.ops.figures.run_figures import RunFigures
 from headrace.ops.figures.standstill import Standstill, Surroundings
-from headrace.ops.figures.weights_figures import is_alive
 from headrace.ops.plain_json import plain
 from headrace.schemas.ids import now_ms
 
@@ -36,15 +39,21 @@ class Status:
         return {**found, "wasted_is_all": self.wasted_is_all}
 
 
-def status(run: Run, *, rests: bool, began_ms: int = 0) -> Status:
+def status(run: Run, *, rests: bool, began_ms: int = 0, ledger: Path | None = None) -> Status:
     """Return the figures of a run, and for every worker whether it is gone. Raises KafkaAway or KafkaRefused.
 
     Args:
         run: The run.
         rests: Whether it is known to be stopped; its topics alone show that only after some seconds.
         began_ms: When it was started last, in ms since the epoch; 0 if unknown.
+        ledger: File of its ledger; None to read all its topics into memory.
     """
-    fold, found = figures(run)
+    return ask_ledger(run, ledger, lambda one: _build_status(run, one, rests=rests, began_ms=began_ms))
+
+
+def _build_status(run: Run, ledger: Ledger, *, rests: bool, began_ms: int) -> Status:
+    fold = Figures(run.run_id, run.recipe, run.revisions, ledger)
+    found = fold.compute_figures(measure_lags(run, fold.trainer_positions), now_ms())
     found = replace(found, parent=run.parent, environments=run.environments_at(run.revision))
     now = now_ms()
     if not rests:

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.infra.embedded.data_folder import DataFolder, Effort
-from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import compute_log_share
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.report import report
-from headrace.ops.discards import Bias, PolicyDiscards, discards
+from headrace.ops.discards import Bias, PolicyDiscards, find_discards
 from headrace.ops.figures.best_version import BestVersion, average_over_workflows, find_best_version
 from headrace.ops.figures.figures import Figures
-from headrace.ops.figures.pulse import Pulse
+from headrace.ops.figures.pulse import Pulse, compute_mean_rates, find_pulse
 from headrace.ops.figures.run_figures import GroupCounts, RewardPoint, RunFigures, Selection, ShadowFigures
 from headrace.ops.figures.weights_figures import WeightsFigures
 from headrace.schemas.ids import now_ms
@@ -175,13 +176,14 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
         folder: Its data folder.
         rest: What is still missing of it, in words; empty if it has drained.
     """
-    fold, pulse = Figures(run.run_id, run.recipe, run.revisions), Pulse(run.run_id, run.recipe)
-    for message in read_all(run.connection, fold.topics):
-        fold.fold_message(message)
-        pulse.fold_message(message)
-    figures = fold.compute_figures({}, now_ms())
-    proof, rates, feed = report(run, rests=True), pulse.mean_rates(effort.wall_s), run.recipe.feed
-    fates = discards(run, None).policies
+    return ask_ledger(run, folder.ledger, lambda ledger: _build_summary(run, ledger, effort, folder, rest))
+
+
+def _build_summary(run: Run, ledger: Ledger, effort: Effort, folder: DataFolder, rest: str) -> Summary:
+    fold, now = Figures(run.run_id, run.recipe, run.revisions, ledger), now_ms()
+    figures, pulse = fold.compute_figures({}, now), find_pulse(ledger, now)
+    proof, rates, feed = report(run, rests=True), compute_mean_rates(ledger, effort.wall_s), run.recipe.feed
+    fates = {name: find_discards(ledger, name) for name in run.recipe.policies}
     policies = {
         name: replace(
             summarize_policy(figures, name, fold.seconds_to_versions(name), fates[name]),

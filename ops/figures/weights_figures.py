@@ -1,19 +1,17 @@
-"""How a policy's versions get to its workers: sizes, times, and how far the workers' versions differ. No I/O."""
+"""How a policy's versions get to its workers, from the ledger: sizes, times, and how far workers differ."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 
-from headrace.infra.weights.paths import ANCHOR, size_of
-from headrace.schemas.records import TakenWeights, WeightsPublished, WorkerStatus
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.liveness import is_alive
+from headrace.schemas.records import WorkerStatus
 
 MEDIAN_VERSIONS = 64
 """Number of versions over which medians are taken."""
-FRESH_MS = 15_000
-"""A worker without a heartbeat for that long is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,97 +43,49 @@ class WeightsFigures:
     """Largest value of `skew` since the run began; workers report once a second."""
 
 
-@dataclass(slots=True)
-class _Versions:
-    """The facts that are kept of a policy."""
-
-    versions: int = 0
-    published: int = 0
-    newest: int = -1
-    oldest: int = -1
-    """Version that was published first: 0, except in an offline experiment."""
-    bytes: defaultdict[bool, int] = field(default_factory=lambda: defaultdict(int))
-    """Bytes of anchors (True) and of other objects (False)."""
-    recent: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=MEDIAN_VERSIONS))
-    """Ratio, density, seconds."""
-    taken: dict[tuple[str, int], TakenWeights] = field(default_factory=dict)
-    """Worker and version to its report, the newest last."""
-    greatest_skew: int = 0
+_RECENT = """
+    SELECT CASE WHEN kind <> 'anchor' AND bytes AND full_bytes IS NOT NULL AND density IS NOT NULL
+            THEN full_bytes / bytes END,
+        CASE WHEN kind <> 'anchor' AND bytes AND full_bytes IS NOT NULL THEN density END, encode_s, upload_s
+    FROM weights WHERE variant = ? AND publishes ORDER BY id DESC LIMIT ?
+"""
+_PUBLISHED = """
+    SELECT count(*), max(version), min(version), total(CASE WHEN kind = 'anchor' THEN bytes END),
+        total(CASE WHEN kind <> 'anchor' THEN bytes END)
+    FROM weights WHERE variant = ? AND publishes
+"""
 
 
-class WeightsFold:
-    """Follows events and statuses of one run, those of a topic in their order."""
+def find_weights_figures(ledger: Ledger, policy: str, workers: Iterable[WorkerStatus], now_ms: int) -> WeightsFigures:
+    """Return a policy's figures.
 
-    def __init__(self, policies: Iterable[str]) -> None:
-        self._of = {policy: _Versions() for policy in policies}
-        self._workers: dict[str, WorkerStatus] = {}
-
-    def fold_event(self, event: WeightsPublished) -> None:
-        """Take in a published version."""
-        of = self._of.get(event.policy)
-        if of is None:
-            return
-        of.oldest = min(of.oldest, event.version) if of.published else event.version
-        of.published, of.newest = of.published + 1, max(of.newest, event.version)
-        size = size_of(event)
-        of.bytes[event.kind == ANCHOR] += size
-        metrics = event.metrics
-        found: dict[str, float] = {name: metrics[name] for name in ("encode_s", "upload_s") if name in metrics}
-        if event.kind != ANCHOR and size and {"full_bytes", "density"} <= set(metrics):
-            found |= {"ratio": metrics["full_bytes"] / size, "density": metrics["density"]}
-        of.recent.append(found)
-
-    def fold_status(self, status: WorkerStatus) -> None:
-        """Take in a worker's status."""
-        before = self._workers.get(status.worker)
-        self._workers[status.worker] = status
-        for taken in status.taken:
-            if (of := self._of.get(taken.policy)) is not None:
-                of.taken[status.worker, taken.version] = taken
-                while len(of.taken) > MEDIAN_VERSIONS:
-                    del of.taken[next(iter(of.taken))]
-        if before is None or before.versions != status.versions:
-            for policy, of in self._of.items():
-                of.greatest_skew = max(
-                    of.greatest_skew, _find_spread(self._find_served_versions(policy, status.updated_ms))
-                )
-
-    def _find_served_versions(self, policy: str, now_ms: int) -> list[int]:
-        """Return the versions that live workers serve."""
-        there = (one for one in self._workers.values() if is_alive(one, now_ms))
-        return [one.versions[policy] for one in there if policy in one.versions]
-
-    def figures(self, policy: str, now_ms: int) -> WeightsFigures:
-        """Return a policy's figures; `now_ms` is wall time in ms since the epoch, to tell which workers are alive."""
-        of, served = self._of[policy], self._find_served_versions(policy, now_ms)
-        taken = list(of.taken.values())
-        return WeightsFigures(
-            published=of.published,
-            left_out=max(0, of.newest - of.oldest + 1 - of.published) if of.published else 0,
-            anchor_bytes=of.bytes[True],
-            delta_bytes=of.bytes[False],
-            **{
-                name: median_of(one[name] for one in of.recent if name in one)
-                for name in ("ratio", "density", "encode_s", "upload_s")
-            },
-            fetch_s=median_of(one.fetch_s for one in taken),
-            verify_s=median_of(one.verify_s for one in taken),
-            apply_s=median_of(one.apply_s for one in taken),
-            pause_s=median_of(one.pause_s for one in taken),
-            behind=max(0, of.newest - min(served, default=of.newest)),
-            skew=_find_spread(served),
-            greatest_skew=of.greatest_skew,
-        )
-
-
-def is_alive(worker: WorkerStatus, now_ms: int) -> bool:
-    """Return whether a worker runs, by its newest status. A status from the future means a clock that was set back."""
-    return worker.state != "stopped" and is_fresh(worker.updated_ms, now_ms)
-
-
-def is_fresh(at_ms: int, now_ms: int) -> bool:
-    """Return whether two times differ by less than the time between two heartbeats."""
-    return abs(now_ms - at_ms) < FRESH_MS
+    Args:
+        ledger: The ledger.
+        policy: Name of the policy.
+        workers: Newest status of every worker.
+        now_ms: Wall time in ms since the epoch, to tell which workers are alive.
+    """
+    [(published, newest, oldest, anchor_bytes, delta_bytes)] = ledger.query(_PUBLISHED, policy)
+    recent = ledger.query(_RECENT, policy, MEDIAN_VERSIONS)
+    taken = ledger.query(
+        "SELECT fetch_s, verify_s, apply_s, pause_s FROM taken WHERE policy = ? ORDER BY id DESC LIMIT ?",
+        policy,
+        MEDIAN_VERSIONS,
+    )
+    skew = ledger.query("SELECT greatest FROM skew WHERE policy = ?", policy)
+    served = [one.versions[policy] for one in workers if policy in one.versions and is_alive(one, now_ms)]
+    names, times = ("ratio", "density", "encode_s", "upload_s"), ("fetch_s", "verify_s", "apply_s", "pause_s")
+    return WeightsFigures(
+        published=published,
+        left_out=max(0, newest - oldest + 1 - published) if published else 0,
+        anchor_bytes=int(anchor_bytes),
+        delta_bytes=int(delta_bytes),
+        **{name: median_of(row[at] for row in recent if row[at] is not None) for at, name in enumerate(names)},
+        **{name: median_of(row[at] for row in taken) for at, name in enumerate(times)},
+        behind=max(0, newest - min(served, default=newest)) if published else 0,
+        skew=_find_spread(served),
+        greatest_skew=skew[0][0] if skew else 0,
+    )
 
 
 def median_of(values: Iterable[float]) -> float | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from headrace.infra.run.retired import WEIGHTS, read_retired
+from headrace.infra.run.retired import WEIGHTS, Retired, read_retired
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import (
     ANCHOR,
@@ -22,10 +23,14 @@ from headrace.infra.weights.paths import (
     link_of,
     size_of,
 )
-from headrace.ops.figures.weights_figures import is_alive, median_of
-from headrace.ops.lineage.lineage import read_records
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.liveness import is_alive
+from headrace.ops.figures.weights_figures import median_of
+from headrace.ops.figures.workers import list_workers
+from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
-from headrace.schemas.records import BatchTrained, TakenWeights, WeightsPublished, WorkerStatus
+from headrace.schemas.records import TakenWeights, WeightsPublished, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +104,22 @@ class WeightsHistory:
     """Running worker to the version that it serves."""
 
 
-def weights_history(run: Run, policy: str | None) -> WeightsHistory:
-    """Return how the versions of a policy were published. Raises UsageError, KafkaAway or KafkaRefused."""
-    name = run.resolve(policy)
-    trained = {batch.version for batch in read_records(run, run.topics.batches(name), BatchTrained)}
-    events = sorted(read_records(run, run.topics.weights(name), WeightsPublished), key=lambda event: event.version)
-    retired = read_retired(run)
-    statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
-    reported = _collect_reports(statuses, name)
+def weights_history(run: Run, policy: str | None, ledger: Path | None = None) -> WeightsHistory:
+    """Return how the versions of a policy were published. Raises UsageError, KafkaAway or KafkaRefused.
+
+    `ledger` is the file of the run's ledger; None to read its topics into memory.
+    """
+    name, retired = run.resolve(policy), read_retired(run)
+    return ask_ledger(run, ledger, lambda one: _build_history(run.address.run, one, name, retired))
+
+
+def _build_history(run: str, ledger: Ledger, name: str, retired: Retired) -> WeightsHistory:
+    trained = {version for (version,) in ledger.query("SELECT version FROM batch WHERE variant = ?", name)}
+    rows = ledger.query("SELECT value FROM weights WHERE variant = ? ORDER BY version, id", name)
+    events = [codec.decode(value, WeightsPublished) for (value,) in rows]
+    reported = _collect_reports(ledger, name)
     versions = [
-        _describe_version(
-            event, list(reported[event.version].values()), retired=retired.has_version(name, WEIGHTS, event.version)
-        )
+        _describe_version(event, reported[event.version], retired=retired.has_version(name, WEIGHTS, event.version))
         for event in events
         if is_version(event)
     ]
@@ -121,7 +130,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
     )
     published = {one.version for one in versions}
     return WeightsHistory(
-        run=run.address.run,
+        run=run,
         policy=name,
         versions=tuple(versions),
         left_out=tuple(sorted(version for version in trained - published if version >= 0)),
@@ -130,7 +139,7 @@ def weights_history(run: Run, policy: str | None) -> WeightsHistory:
         | {MERGED: sum(one.bytes for one in merged)}
         | {WHOLE: sum(size_of(event) for event in events if event.kind == WHOLE)},
         join=Join(len(way), sum(link.size_bytes for link in way)),
-        served=versions_by_worker(statuses, name, now_ms()),
+        served=versions_by_worker(list_workers(ledger), name, now_ms()),
     )
 
 
@@ -141,13 +150,13 @@ def versions_by_worker(statuses: Iterable[WorkerStatus], policy: str, now_ms: in
     return {name: one.versions[policy] for name, one in there.items() if policy in one.versions}
 
 
-def _collect_reports(statuses: Iterable[WorkerStatus], policy: str) -> defaultdict[int, dict[str, TakenWeights]]:
-    """Return version to worker to the worker's report of how it took the version."""
-    reported: defaultdict[int, dict[str, TakenWeights]] = defaultdict(dict)
-    for one in statuses:
-        for taken in one.taken:
-            if taken.policy == policy:
-                reported[taken.version][one.worker] = taken
+def _collect_reports(ledger: Ledger, policy: str) -> defaultdict[int, list[TakenWeights]]:
+    """Return version to the reports of workers of how they took the version."""
+    reported: defaultdict[int, list[TakenWeights]] = defaultdict(list)
+    rows = ledger.query("SELECT version, fetch_s, verify_s, apply_s, pause_s FROM taken WHERE policy = ?", policy)
+    for version, fetch_s, verify_s, apply_s, pause_s in rows:
+        taken = TakenWeights(policy, version, 0, fetch_s, verify_s, apply_s, pause_s)
+        reported[version].append(taken)
     return reported
 
 

@@ -19,7 +19,7 @@ from headrace.infra.run.first_uses import CuratedReplay, complete_replay, find_f
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.infra.store.object_store import StoreError
 from headrace.infra.weights.paths import find_newest_events, size_of
-from headrace.ops.audit.trained_streams import TrainedStreams
+from headrace.ledger.trained_streams import TrainedStreams
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from headrace.envs.terminal.commands import read_limits as read_command_limits
@@ -21,9 +22,9 @@ from headrace.envs.tools.solutions import SolutionPlayed, can_solve, open_solved
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.weights.policy_files import Tokenizer
 from headrace.ops.offline.archived_start import Start, start_from_model
 from headrace.ops.offline.given_answers import GivenAnswers, parse_answers
+from headrace.ops.offline.left_out import NotingTokenizer, look_at_solutions
 from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
 from headrace.ops.offline.watched_play import play_watched
 from headrace.ops.preflight.contract import list_doubts, refuse
@@ -120,12 +121,16 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))
         answers = parse_answers(policies, request.answers)
         specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in workflows}
-        solutions = tuple(one for workflow, spec in specs.items() for one in play_solutions(recipe, workflow, spec))
+        solved = {workflow: tuple(play_solutions(recipe, workflow, spec)) for workflow, spec in specs.items()}
+        doubts = list_doubts(faults)
+        doubts += [said for each in solved.items() for said in look_at_solutions(recipe, *each)]
         asked = [one for workflow, spec in specs.items() for one in draw_tasks(recipe, workflow, spec, request.tasks)]
         starts = {policy: _make_start(recipe, policy) for policy in policies}
-        played = _play(recipe, starts, asked, answers, Path(folder), say)
+        played, left_out = _play(recipe, starts, asked, answers, Path(folder), say)
         tried = {
-            policy: try_policy(recipe, start, [one for one in played if one[0].policy == policy], policy in answers)
+            policy: try_policy(
+                recipe, start, [one for one in played if one[0].policy == policy], policy in answers, left_out[policy]
+            )
             for policy, start in starts.items()
         }
     failures = list_failures((group, failure) for group, _ in played for failure in group.failures)
@@ -133,9 +138,8 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     episodes = sum(task.n_asked for task, _ in asked)
     shadows = tuple(one for one in recipe.policy_variants if variant_of(one))
     seconds = round(time.monotonic() - began, 1)
-    return Tried(
-        recipe.name, seconds, episodes, failures, tried, solutions, tool_errors, shadows, tuple(list_doubts(faults))
-    )
+    solutions = tuple(chain.from_iterable(solved.values()))
+    return Tried(recipe.name, seconds, episodes, failures, tried, solutions, tool_errors, shadows, tuple(doubts))
 
 
 @contextmanager
@@ -177,11 +181,12 @@ def play_solutions(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterato
         for number in numbers:
             problem = environment.problem("train", number)
             if environment.list_commands(problem):
-                yield asyncio.run(play_commands(environment, problem, limits))
+                yield replace(asyncio.run(play_commands(environment, problem, limits)), workflow=workflow)
     elif can_solve(environment) and (wanted.use in WITH_CALLS or not hasattr(environment, "tools")):
         solved = open_solved_calls(environment, wanted.use, wanted.settings)
         for number in numbers:
-            yield asyncio.run(play_solution(solved, environment.problem("train", number)))
+            found = asyncio.run(play_solution(solved, environment.problem("train", number)))
+            yield replace(found, workflow=workflow)
 
 
 def _make_start(recipe: Recipe, policy: str) -> Start:
@@ -197,14 +202,17 @@ def _play(
     answers: Mapping[str, Sequence[str]],
     folder: Path,
     say: Callable[[str], None],
-) -> list[tuple[TrajectoryGroup, bytes]]:
-    """Return the groups of all tasks as a worker produces them, with their bytes, generated from version 0."""
+) -> tuple[list[tuple[TrajectoryGroup, bytes]], dict[str, str]]:
+    """Return the groups of all tasks as a worker produces them, with their bytes, generated from version 0.
+
+    The second value names the characters that were left out of the results that a policy read.
+    """
     folders = {policy: folder / policy for policy in starts}
     for policy, start in starts.items():
         folders[policy].mkdir()
         for name, content in start.files.items():
             (folders[policy] / name).write_bytes(content)
-    tokenizers = {policy: Tokenizer(path) for policy, path in folders.items()}
+    tokenizers = {policy: NotingTokenizer(path) for policy, path in folders.items()}
     room = EngineRoom(recipe.rollout.concurrency)
     inner, build = open_engine(folders, recipe.rollout, room.places)
     with closing(inner):
@@ -223,7 +231,8 @@ def _play(
             reachability=Reachability(longest_wait_s=0),  # a user who tries a recipe wants the error at once
             room=room,
         )
-        return [encode_group(group) for group in play_watched(asked, context, say)]
+        groups = [encode_group(group) for group in play_watched(asked, context, say)]
+    return groups, {policy: "".join(sorted(one.lacked)) for policy, one in tokenizers.items()}
 
 
 def list_failures(recorded: Iterable[tuple[TrajectoryGroup, Failure]]) -> tuple[EpisodeFailed, ...]:

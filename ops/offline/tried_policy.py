@@ -76,10 +76,16 @@ class PolicyTried:
     step: StepTried | None
     no_step: str
     """Why there is no step; empty if there is one."""
+    left_out: str
+    """The characters of results that the policy did not read, as its alphabet lacks them."""
 
 
 def try_policy(
-    recipe: Recipe, start: Start, groups: Sequence[tuple[TrajectoryGroup, bytes]], has_given_answers: bool
+    recipe: Recipe,
+    start: Start,
+    groups: Sequence[tuple[TrajectoryGroup, bytes]],
+    has_given_answers: bool,
+    left_out: str,
 ) -> PolicyTried:
     """Put a policy's groups, with their bytes, through its chain, and take one step on the kept groups."""
     policy = groups[0][0].policy
@@ -99,7 +105,7 @@ def try_policy(
             )
         )
     has_warm_start = recipe.policies[policy].warm_start is not None
-    return PolicyTried(start.origin, has_warm_start, has_given_answers, tuple(seen), step, no_step)
+    return PolicyTried(start.origin, has_warm_start, has_given_answers, tuple(seen), step, no_step, left_out)
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,7 @@ from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import WeightsError, hash_weights
 from headrace.ops.figures.figures import Figures
-from headrace.ops.figures.pulse import Pulse
+from headrace.ops.figures.pulse import compute_mean_rates, find_pulse
 from headrace.ops.plain_json import plain
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
@@ -584,7 +584,7 @@ def test_a_feeder_learns_from_a_record_or_gives_a_dead_letter(fuzz: Fuzz) -> Non
 
 
 def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
-    figures, pulse, offset = Figures("run-1", RECIPE), Pulse("run-1", RECIPE), 0
+    figures, offset = Figures("run-1", RECIPE), 0
 
     def make(rng: Random) -> Message:
         nonlocal offset
@@ -593,14 +593,13 @@ def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
 
     def check(message: Message) -> None:
         figures.fold_message(message)
-        pulse.fold_message(message)
         if message.offset % 50 == 0:
             now = figures.compute_figures({}, 10**12)
             json.dumps(plain(now))
             chart([point.reward for point in now.rewards["solver"]], 60, 8)
             chart([result.avg_at_k for result in now.evals], 60, 8)
-            pulse.rates(10**12)
-            pulse.mean_rates(1.0)
+            find_pulse(figures.ledger, 10**12)
+            compute_mean_rates(figures.ledger, 1.0)
 
     fuzz.run("page", 0.02, make, check)
 

@@ -17,7 +17,7 @@ from headrace.envs.registry import load_environment
 from headrace.envs.scripted import read_question
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.discards import Ledger
+from headrace.ops.discards import GroupFates
 from headrace.producers.engines.scripted import ScriptedSettings
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.selectors.registry import load_selectors
@@ -52,7 +52,7 @@ class LogicalRun:
     def __init__(self, recipe: Recipe, version_s: float) -> None:
         [workflow] = recipe.workflows
         trainer = recipe.trainer_of(POLICY)
-        self.recipe, self.ledger, self.fates = recipe, Ledger(), Counter[tuple[str, str]]()
+        self.recipe, self.ledger, self.fates = recipe, GroupFates(), Counter[tuple[str, str]]()
         """Of first uses: (what became of it, tier) to the number of groups."""
         self.uses = Counter[int]()
         """Of what was trained: which use of its group it was."""

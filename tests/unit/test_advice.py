@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headrace.ops.figures.advice import ADVICE_GROUPS, ENOUGH_GROUPS, AdviceFold
+from made_ledger import MadeLedger
+
+from headrace.ops.figures.advice import ADVICE_GROUPS, ENOUGH_GROUPS, Advisor
 from headrace.ops.figures.run_figures import Advice, RewardPoint
 from headrace.schemas.records import EpisodeError, EvalResult, Outcome
 
@@ -23,15 +25,15 @@ def group(
 def advised(
     *groups: Outcome, curve: Sequence[float] = (), evals: Sequence[tuple[int, float]] = ()
 ) -> dict[str, Advice]:
-    fold = AdviceFold()
+    ledger = MadeLedger()
     for number, one in enumerate(groups):
-        fold.fold_outcome(one, number)
+        ledger.say(one, number)
     points = [RewardPoint(version, reward, 1, 4) for version, reward in enumerate(curve)]
     results = [
         EvalResult(policy="solver", workflow="w", version=v, avg_at_k=reward, problems=200, samples=1)
         for v, reward in evals
     ]
-    return {one.name: one for one in fold.advice(MOST_TOKENS, {"solver": points}, results)}
+    return {one.name: one for one in Advisor(ledger).advice(MOST_TOKENS, {"solver": points}, results)}
 
 
 def test_a_run_that_is_well_is_left_alone() -> None:
@@ -103,10 +105,10 @@ def test_turns_that_are_all_cut_off_are_told_but_not_turns_of_one_token() -> Non
     turns = [group(length=count * MOST_TOKENS) for count in (1, 2, 3)] * ENOUGH_GROUPS
     assert "a multiple of rollout.max_tokens (32) tokens" in advised(*turns)["all_cut_off"].sentence
     assert not advised(*turns, group(length=2 * MOST_TOKENS - 1))
-    fold = AdviceFold()
+    ledger = MadeLedger()
     for at_ms in range(ENOUGH_GROUPS):
-        fold.fold_outcome(group(length=3), at_ms)
-    assert not fold.advice(1, {"solver": ()}, ())
+        ledger.say(group(length=3), at_ms)
+    assert not Advisor(ledger).advice(1, {"solver": ()}, ())
 
 
 RISING = [0.3] * 10 + [0.8] * 10
@@ -140,13 +142,13 @@ def test_a_fall_of_rewards_that_are_not_from_0_to_1_is_noise_as_wide_as_they_are
 
 
 def test_evaluations_of_several_workflows_are_not_compared_with_one_another() -> None:
-    fold = AdviceFold()
+    ledger = MadeLedger()
     points = [RewardPoint(version, reward, 1, 4) for version, reward in enumerate(RISING)]
     results = [
         EvalResult(policy="solver", workflow=workflow, version=version, avg_at_k=reward, problems=200, samples=1)
         for workflow, version, reward in (("easy", 0, 0.9), ("hard", 19, 0.2))
     ]
-    assert not fold.advice(MOST_TOKENS, {"solver": points}, results)
+    assert not Advisor(ledger).advice(MOST_TOKENS, {"solver": points}, results)
 
 
 def test_lengths_that_collapse_while_reward_rises_are_told() -> None:

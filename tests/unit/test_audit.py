@@ -16,6 +16,7 @@ from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
+from headrace.ledger.feeder_snapshot import FeederSnapshot
 from headrace.ops.audit.account import RunAccount
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.broken_numbers import Scope
@@ -24,7 +25,6 @@ from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers
 from headrace.ops.audit.problems import MOST_LISTED
 from headrace.ops.audit.results import Audit
 from headrace.ops.audit.retired_versions import find_wrongly_retired
-from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.headers import Headers, Stamp, outcome_stamp, task_key
 from headrace.schemas.records import (

@@ -15,8 +15,8 @@ from made_recipes import sums_recipe
 from headrace.consumers.evaluate.evaluation import EvaluationFold, build_group_without_answers
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
+from headrace.ledger.feeder_snapshot import FeederSnapshot
 from headrace.ops.audit.evaluations import EvaluationCounts, Evaluations, _describe_differences
-from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.schemas import codec
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import ClaimCheck, DeadLetter, EvalResult, Failure, Snapshot, TierResult, TrajectoryGroup

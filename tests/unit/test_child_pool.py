@@ -71,6 +71,21 @@ def leave(_own: Own, _kept: object) -> None:
     os._exit(3)
 
 
+async def leave_soon(own: Own, kept: object) -> None:
+    leave(own, kept)
+
+
+def leave_from_a_thread(own: Own, kept: object) -> None:
+    threading.Thread(target=leave, args=(own, kept)).start()
+    time.sleep(PATIENCE_S)
+
+
+def leave_a_fork(_own: Own, _kept: object) -> int:
+    if not (pid := os.fork()):
+        os._exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 class Odd(ConnectionError):
     """Cannot be made again from its arguments."""
 
@@ -168,7 +183,8 @@ def test_a_child_that_holds_the_gil_is_killed_with_the_place_and_its_other_calls
 
 
 @pytest.mark.parametrize(
-    ("function", "says"), [(crash, r"was ended by signal 11 \(SIGSEGV\)"), (leave, "ended with exit status 3")]
+    ("function", "says"),
+    [(crash, r"was ended by signal 11 \(SIGSEGV\)"), (leave_from_a_thread, "ended with exit status 3")],
 )
 def test_a_call_that_ends_its_child_fails_by_name_and_a_session_that_has_state_there_fails_too(
     function: Callable[..., object], says: str
@@ -177,11 +193,23 @@ def test_a_call_that_ends_its_child_fails_by_name_and_a_session_that_has_state_t
         with pytest.raises(ChildDied, match=rf"the child process of {function.__name__} {says}") as raised:
             await session.call(call(function))
         assert raised.value.is_own
-        assert function is leave or raised.value.at.endswith("in crash")
+        assert raised.value.at.endswith("in crash" if function is crash else "in leave")
         with pytest.raises(ChildDied, match=f"of this episode left is lost: their child process {says}"):
             await session.call(call(sleep, 0))
 
     assert run(step) == [None]
+
+
+def test_an_exit_in_a_call_fails_this_call_alone_with_its_place_and_one_in_a_fork_of_it_ends_the_fork() -> None:
+    async def step(session: Session) -> list[int]:
+        before = await session.call(call(sleep, 0))
+        for one in (leave, leave_soon):
+            with pytest.raises(RuntimeError, match=rf"{one.__name__} raised SystemExit: os\._exit\(3\)") as raised:
+                await session.call(call(one))
+            assert describe_with_location(raised.value).endswith(" in leave")
+        return [before - await session.call(call(sleep, 0)), await session.call(call(leave_a_fork))]
+
+    assert run(step) == [[0, 3]]
 
 
 def test_an_error_keeps_type_text_place_and_cause_and_one_that_cannot_be_sent_its_name() -> None:

@@ -13,7 +13,7 @@ from drawn_page import drawn
 
 from headrace.app.views.discards_page import describe_bias, discards_page, plot
 from headrace.infra.errors import UsageError
-from headrace.ops.discards import Bias, Discards, Ledger, Moments, PolicyDiscards, compute_bias, summarize_ledger
+from headrace.ops.discards import Bias, Discards, GroupFates, Moments, PolicyDiscards, compute_bias, summarize_fates
 from headrace.ops.plain_json import plain
 from headrace.schemas.records import BatchTrained, Eviction, GroupUse, Outcome
 
@@ -33,8 +33,8 @@ def batch(version: int, *numbers: int, gone: dict[int, str] | None = None) -> Ba
     )
 
 
-def a_ledger() -> Ledger:
-    ledger = Ledger()
+def a_ledger() -> GroupFates:
+    ledger = GroupFates()
     for number, length in enumerate([4, 6, 20, 30, 8, 50]):
         ledger.outcome(outcome(number, length, reward=0.5))
     ledger.outcome(outcome(6, 3, reason="zero_variance", reward=0.0))
@@ -49,7 +49,7 @@ def a_ledger() -> Ledger:
 
 
 def test_every_group_is_counted_once_under_what_became_of_it() -> None:
-    found = summarize_ledger(a_ledger())
+    found = summarize_fates(a_ledger())
     discarded = {reason: row.groups for reason, row in found.discarded.items()}
     assert discarded == {"stale": 2, "zero_variance": 1, "surplus": 1, "expired": 1}
     assert {reason: row.groups for reason, row in found.trajectories.items()} == {"truncated": 1}
@@ -60,10 +60,10 @@ def test_every_group_is_counted_once_under_what_became_of_it() -> None:
 
 def test_what_was_left_at_the_end_of_the_run_is_apart_where_it_is_about_what_a_rule_chose() -> None:
     ledger = a_ledger()
-    before = summarize_ledger(ledger)
+    before = summarize_fates(ledger)
     assert before.before_end.bias == before.bias
     ledger.batch(batch(-1, gone={5: "run_end"}))
-    found = summarize_ledger(ledger)
+    found = summarize_fates(ledger)
     assert found.before_end == before.before_end
     assert found.discarded["run_end"].length == pytest.approx(50)
     assert found.bias.ratio > before.bias.ratio
@@ -71,63 +71,63 @@ def test_what_was_left_at_the_end_of_the_run_is_apart_where_it_is_about_what_a_r
 
 
 def test_the_age_is_taken_when_the_fate_was_decided() -> None:
-    found = summarize_ledger(a_ledger()).discarded
+    found = summarize_fates(a_ledger()).discarded
     assert found["stale"].age == pytest.approx(5), "by the curator's clock"
     assert (found["surplus"].age, found["expired"].age) == (1, 2), "by the trainer's version"
-    assert summarize_ledger(a_ledger()).trained.age == pytest.approx(1 / 3)
+    assert summarize_fates(a_ledger()).trained.age == pytest.approx(1 / 3)
 
 
 def test_uses_after_the_first_and_letters_of_the_trainer_are_not_counted_again() -> None:
     ledger = a_ledger()
-    before = summarize_ledger(ledger)
+    before = summarize_fates(ledger)
     ledger.outcome(outcome(0, 99, reason="stale", use=1))
     ledger.outcome(outcome(3, 99, reason="expired", component="train"))
     ledger.batch(BatchTrained(version=3, groups=(GroupUse("sums", 0, use=1), GroupUse("sums", 0))))
-    assert summarize_ledger(ledger) == before
+    assert summarize_fates(ledger) == before
 
 
 def test_lengths_rewards_and_ages_are_told_in_bins_that_add_up() -> None:
-    found = summarize_ledger(a_ledger())
+    found = summarize_fates(a_ledger())
     assert found.trained.cells == ((4, 0.25, 0, 2), (8, 0.25, 1, 1))
     assert found.discarded["stale"].cells == ((32, 0.5, 4, 1), (32, 0.5, 6, 1))
     assert json.loads(json.dumps(plain(found), allow_nan=False)) == plain(found)
 
 
 def test_what_was_never_generated_has_no_age_and_what_was_never_judged_no_reward() -> None:
-    ledger = Ledger()
+    ledger = GroupFates()
     ledger.outcome(outcome(0, 0, reason="no_trajectories", lengths=(), rewards=(math.nan,), min_version=-1))
-    row = summarize_ledger(ledger).discarded["no_trajectories"]
+    row = summarize_fates(ledger).discarded["no_trajectories"]
     assert (row.length, row.reward, row.age, row.cells) == (None, None, None, ((None, None, None, 1),))
 
 
 def test_a_group_that_was_sent_back_and_trained_is_a_trained_one() -> None:
-    ledger = Ledger()
+    ledger = GroupFates()
     for number in (0, 1):
         ledger.outcome(outcome(number, 4))
     ledger.batch(batch(-1, gone={0: "dead", 1: "dead"}))
-    found = summarize_ledger(ledger)
+    found = summarize_fates(ledger)
     assert ({reason: one.groups for reason, one in found.discarded.items()}, found.trained.groups) == ({"dead": 2}, 0)
     ledger.batch(batch(1, 0))
-    found = summarize_ledger(ledger)
+    found = summarize_fates(ledger)
     assert ({reason: one.groups for reason, one in found.discarded.items()}, found.trained.groups) == ({"dead": 1}, 1)
 
 
 def test_rewards_that_are_huge_are_counted() -> None:
-    ledger = Ledger()
+    ledger = GroupFates()
     worst = -sys.float_info.max
     ledger.outcome(outcome(0, 4, reason="stale", rewards=(worst, worst)))
-    row = summarize_ledger(ledger).discarded["stale"]
+    row = summarize_fates(ledger).discarded["stale"]
     assert (row.reward, [cell[1] for cell in row.cells]) == (worst, [None])
 
 
 def test_groups_of_which_nothing_came_back_do_not_count_as_short() -> None:
-    ledger = Ledger()
+    ledger = GroupFates()
     for number in range(10):
         ledger.outcome(outcome(number, 100 + number))
         ledger.outcome(outcome(10 + number, 200 + number, reason="stale"))
         ledger.outcome(outcome(20 + number, 0, reason="timeout", lengths=(), rewards=(), min_version=-1))
     ledger.batch(batch(1, *range(10)))
-    found = summarize_ledger(ledger).bias
+    found = summarize_fates(ledger).bias
     assert found.ratio == pytest.approx(204.5 / 104.5)
     assert found.low > 1.9
 
@@ -160,14 +160,14 @@ def shown(found: PolicyDiscards) -> str:
 
 
 def test_the_page_names_the_bias() -> None:
-    ledger = Ledger()
+    ledger = GroupFates()
     for number in range(200):
         ledger.outcome(outcome(number, 10 + number % 5))
     ledger.batch(batch(1, *range(200)))
-    assert "Nothing was discarded." in shown(summarize_ledger(ledger))
+    assert "Nothing was discarded." in shown(summarize_fates(ledger))
     for number in range(200):
         ledger.outcome(outcome(200 + number, 30 + number % 7, reason="stale", head=3))
-    page = shown(summarize_ledger(ledger))
+    page = shown(summarize_fates(ledger))
     assert "Discarded groups are 2.75 times as long as trained ones" in page
     assert "training sees too few long answers" in page
 
@@ -185,7 +185,7 @@ def test_a_bias_is_named_where_all_of_its_interval_matters() -> None:
 
 
 def test_the_picture_is_drawn_and_a_bad_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    found = Discards("r", "x", {"solver": summarize_ledger(a_ledger()), "verifier": summarize_ledger(Ledger())})
+    found = Discards("r", "x", {"solver": summarize_fates(a_ledger()), "verifier": summarize_fates(GroupFates())})
     assert plot(found, tmp_path / "picture.png") == [tmp_path / "picture.png"]
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "folder.png").mkdir()

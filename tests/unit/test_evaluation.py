@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_ledger import MadeLedger
 
 from headrace.app.views.evaluation_words import describe_evaluation, group_by_workflow
 from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold, clamp_rewards
-from headrace.ops.episode_errors import ErrorsFold
-from headrace.ops.figures.reward_figures import RewardsFold
+from headrace.ops.episode_errors import list_errors
+from headrace.ops.figures.reward_figures import Rewards
 from headrace.ops.figures.summary import find_eval_ends
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -108,10 +109,10 @@ def test_a_result_names_the_errors_of_its_episodes_also_after_a_restart() -> Non
     [result] = fold_all(second, groups[1:])
     assert [(one.detail, one.episodes) for one in result.errors] == [("ValueError: 7", 4), ("KeyError: 7", 1)]
     assert codec.decode(codec.encode(result), EvalResult) == result
-    seen = ErrorsFold()
+    seen = MadeLedger()
     for version in (20, 40):
-        seen.fold_evaluation(replace(result, version=version))
-    assert [one.sentence for one in seen.errors()] == [
+        seen.say(replace(result, version=version))
+    assert [one.sentence for one in list_errors(seen)] == [
         "8 held-out episodes of sums failed: ValueError: 7 at own.py:5 in play; first at version 20",
         "2 held-out episodes of sums failed: KeyError: 7 at own.py:5 in play; first at version 20",
     ]
@@ -139,9 +140,10 @@ def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
     assert describe_evaluation(result) == "no reward at version 3 (4 of 4 episodes failed)"
     assert find_eval_ends([result]) == (None, None)
     assert find_eval_ends([result, EvalResult(version=20, avg_at_k=0.5, played=4)]) == (None, 0.5)
-    fold = RewardsFold(["solver"])
-    fold.fold_evaluation(result)
-    assert (fold.evals, fold.tokens) == ([result], 0)
+    ledger = MadeLedger()
+    ledger.say(result)
+    rewards = Rewards(ledger, ["solver"])
+    assert ([one.played for one in rewards.evals], rewards.tokens) == ([0], 0)
 
 
 def test_each_of_a_few_tiers_has_a_result_of_its_own() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("schemas", "infra", "envs", "producers", "consumers", "trainers", "ops", "app")
+ROOMS = ("schemas", "infra", "envs", "producers", "consumers", "trainers", "ledger", "ops", "app")
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
 
 

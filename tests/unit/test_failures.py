@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 from made_groups import candidate
+from made_ledger import MadeLedger
 from structlog.testing import capture_logs
 
 from headrace.consumers.algorithms.chain import Chain, load_chain
@@ -27,10 +28,10 @@ from headrace.envs.registry import load_environment
 from headrace.envs.sandbox.contract import BoxFailed, BoxUnavailable
 from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
 from headrace.infra.process.carried_errors import convert_to_exception
-from headrace.infra.process.child_handle import Overdue
+from headrace.infra.process.child_handle import ChildDied, Overdue
 from headrace.infra.recipe.settings import Named
 from headrace.infra.unreachable import OutOfTime, is_unreachable
-from headrace.ops.episode_errors import ErrorsFold
+from headrace.ops.episode_errors import list_errors
 from headrace.ops.preflight.contract import Fault, collect_faults
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.feed.selectors.registry import load_selector
@@ -107,6 +108,9 @@ def test_a_task_that_waits_is_where_the_users_own_code_waits(own: Any) -> None:
 def test_an_error_of_the_users_own_code_is_told_with_type_and_place_and_one_of_ours_as_it_is(own: Any) -> None:
     assert describe_with_location(raised(own.judge, "7")) == "KeyError: '7' at judges/own_judge.py:5 in judge"
     assert describe_with_location(ValueError("no such loss")) == "no such loss"
+    assert not build_failure(0, raised_from(ChildDied("the child process of open ended", ""), OSError())).at, "not ours"
+    typed = [describe_with_location(one, with_type=True) for one in (KeyError(), OSError("x"), OSError("OSError: x"))]
+    assert typed == ["KeyError", "OSError: x", "OSError: x"]
 
 
 class Mute(ValueError):
@@ -256,16 +260,16 @@ def outcome(number: int, policy: str = "solver", error: EpisodeError = ERROR, **
 
 
 def test_errors_are_counted_over_groups_and_once_for_all_policies_of_a_task() -> None:
-    fold = ErrorsFold()
+    fold = MadeLedger()
     rare = replace(ERROR, detail="ValueError: no", episodes=1)
     for number in range(3):
-        fold.fold_outcome(outcome(number))
-        fold.fold_outcome(outcome(number, policy="verifier"))
-    fold.fold_outcome(outcome(3, error=rare))
-    fold.fold_outcome(outcome(4, use=1))
-    fold.fold_outcome(outcome(5, level="trajectory"))
-    fold.fold_outcome(outcome(6, component="train"))
-    first, second = fold.errors()
+        fold.say(outcome(number))
+        fold.say(outcome(number, policy="verifier"))
+    fold.say(outcome(3, error=rare))
+    fold.say(outcome(4, use=1))
+    fold.say(outcome(5, level="trajectory"))
+    fold.say(outcome(6, component="train"))
+    first, second = list_errors(fold)
     assert (first.count, first.number, second.count) == (24, 0, 1)
     assert first.sentence == (
         "24 of 32 episodes failed: KeyError: '7' at own.py:5 in judge (solver, turn 1); one in task sums:0 (sum:0)"
@@ -278,22 +282,22 @@ def test_the_group_that_is_named_is_the_first_that_holds_the_traceback(own: Any)
     stripped = tuple(replace(failure, traceback="") for failure in bare)
     [without], [held] = group_errors(stripped), group_errors((stripped[0], bare[1]))
     assert (without.has_traceback, held.has_traceback, held.episodes) == (False, True, 2)
-    fold = ErrorsFold()
+    fold = MadeLedger()
     for number, error in enumerate((without, held, held)):
-        fold.fold_outcome(outcome(number, error=error))
-    [seen] = fold.errors()
+        fold.say(outcome(number, error=error))
+    [seen] = list_errors(fold)
     assert (seen.count, seen.number, seen.task_id) == (6, 1, "sum:1")
     assert seen.sentence.endswith("; one in task sums:1 (sum:1); `headrace lineage --group sums:1` shows its traceback")
 
 
 def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorithm() -> None:
-    fold = ErrorsFold()
+    fold = MadeLedger()
     detail = "algorithm rules:Own failed: KeyError: 'x' (/home/me/rules.py:7 in process)"
     dead = DeadLetter(component="curate.solver", reason="algorithm_failed", detail=detail, policy="solver", number=4)
     for number in (4, 5):
-        fold.fold_dead_letter(replace(dead, stream="sums", number=number))
-    fold.fold_dead_letter(replace(dead, reason="redriven"))
-    [seen] = fold.errors()
+        fold.say(replace(dead, stream="sums", number=number))
+    fold.say(replace(dead, reason="redriven"))
+    [seen] = list_errors(fold)
     assert seen.sentence == (
         f"2 records are dead letters of curate.solver (algorithm_failed): {detail}; one of task sums:4"
     )
@@ -364,12 +368,12 @@ def test_an_error_of_a_tool_is_shown_and_logged_though_its_episode_goes_on(own: 
     assert groups["p"].tool_errors[0].traceback.endswith("KeyError: '7'\n")
     assert codec.decode(codec.encode(groups["p"]), TrajectoryGroup) == groups["p"]
 
-    fold = ErrorsFold()
+    fold = MadeLedger()
     outcome = Outcome(
-        stream="sums", number=4, policy="p", component="curate", n_asked=8, errors=group_errors(groups["p"].errors)
+        stream="sums", number=4, policy="solver", component="curate", n_asked=8, errors=group_errors(groups["p"].errors)
     )
-    fold.fold_outcome(outcome)
-    assert fold.errors()[0].sentence == (
+    fold.say(outcome)
+    assert list_errors(fold)[0].sentence == (
         "a tool failed in 1 of 8 episodes, where the policy read its error: KeyError: '7' at "
         "judges/own_judge.py:5 in judge (solver, turn 2); in task sums:4; `headrace lineage --group sums:4` shows its "
         "traceback"

@@ -13,8 +13,8 @@ from made_recipes import sums_recipe
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.run import own_positions
 from headrace.infra.run.own_positions import LARGEST_BODY, OwnPositions, Role
+from headrace.ledger.feeder_snapshot import FeederSnapshot
 from headrace.ops.audit.fold import AuditFold
-from headrace.ops.feeder_snapshot import FeederSnapshot
 from headrace.ops.figures.figures import Figures
 
 RECIPE = sums_recipe()

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.app.cli.options import print_answer
+from headrace.app.views.task_checks_page import task_checks_page
 from headrace.envs.harbor.boxes import TaskFailed, read_reward
+from headrace.envs.harbor.checking import TaskChecked
 from headrace.envs.harbor.dockerfile import TaskRefused, read_dockerfile
 from headrace.envs.harbor.environment import Harbor
 from headrace.envs.harbor.errands import Errands
@@ -198,3 +201,12 @@ def test_errands_of_a_split_are_in_no_other_and_their_examples_show_every_comman
     assert firsts == {"mv", "cat", "rm", "cp", "chmod", "touch", "mkdir"}
     assert {len(one.prompt) for one in examples} == {1, 3, 5, 7}
     assert all(one.completion == "done" for one in examples if len(one.prompt) == 7)
+
+
+def test_a_long_path_in_what_is_wrong_with_a_task_is_shown_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    fault = f"{'/folder' * 20}/Dockerfile:4: it is refused"
+    print_answer([TaskChecked("a", fault=fault), TaskChecked("b", 1, 0)], task_checks_page, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"a: {fault}", "1 of 2 tasks right"]

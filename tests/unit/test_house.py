@@ -29,10 +29,11 @@ ALLOWED = {
     "producers": {"schemas", "infra", "envs", "producers"},
     "consumers": {"schemas", "infra", "consumers"},
     "trainers": {"schemas", "infra", "trainers"},
-    "ops": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ops"},
-    "app": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ops", "app"},
+    "ledger": {"schemas", "infra", "ledger"},
+    "ops": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ledger", "ops"},
+    "app": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ledger", "ops", "app"},
     "recipes": {"recipes"},
-    "benchmarks": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ops", "benchmarks"},
+    "benchmarks": {"schemas", "infra", "envs", "producers", "consumers", "trainers", "ledger", "ops", "benchmarks"},
 }
 NOT_SHIPPED = {"benchmarks"}
 LIGHT = (

@@ -22,6 +22,7 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ledger import follow
 from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
@@ -77,10 +78,10 @@ class NoLag:
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "TopicReader", MadeUpTopics)
+    monkeypatch.setattr(follow, "TopicReader", MadeUpTopics)
     monkeypatch.setattr(live, "LagMeter", NoLag)
     monkeypatch.setattr(
-        live, "find_start_positions", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
+        follow, "find_start_positions", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
     )
 
 
@@ -232,9 +233,11 @@ def test_errors_and_advice_are_told_once_beside_the_lines_and_not_of_a_run_that_
     same = Outcome("run-1", stream="sums", policy="solver", component="curate", verdict="kept", rewards=(0.0,) * 4)
     topic = RECIPE.topics.outcomes("solver")
     groups = [(topic, replace(same, number=number, errors=(error,))) for number in range(20)]
-    past(monkeypatch, *groups, all_new=True)
-    shown = Screen(terminal=False).shown_after(22)
+    held_out = EvalResult(run_id="run-1", policy="solver", workflow="sums", errors=(error, replace(error, at="b.py")))
+    past(monkeypatch, *groups, (RECIPE.topics.evals("solver"), held_out), all_new=True)
+    shown = Screen(terminal=False).shown_after(23)
     assert (shown.count("have reward 0"), shown.count("own.py:5 in judge (solver, turn 1)")) == (1, 1)
+    assert shown.count("held-out episodes of sums failed: KeyError: '[7]' at b.py (") == 1
     past(monkeypatch, (RECIPES, RecipeRevision(run_id="run-1", ended="steps")), *groups, all_new=True)
     assert "have reward 0" not in Screen(terminal=False).shown_after(22)
 
@@ -311,6 +314,8 @@ def test_lines_tell_a_standstill_once_and_its_end_only_when_it_lasts() -> None:
         (35, dropped, "because of dropped"),
         (41, well, ""),
         (46, well, "groups are trained again"),
+        *((47, one, words) for one, words in ((failing, "because of failing"), (dropped, "because of dropped"))),
+        *((48, one, "") for one in (failing, dropped)),  # the same error in turn
     ]
     versions = [{"solver": sum(one is well for _, one, _ in looks[: at + 1])} for at in range(len(looks))]
     said = [news.take_sentence(one, now_s, made) for (now_s, one, _), made in zip(looks, versions, strict=True)]
@@ -387,20 +392,21 @@ def test_a_worker_whose_clock_is_behind_is_there_once_a_heartbeat_of_it_comes(mo
 
 
 @pytest.mark.usefixtures("_at_once")
-@pytest.mark.parametrize("what", ["compute_figures", "fold_message", "standstill"])
+@pytest.mark.parametrize("what", ["compute_figures", "add", "standstill"])
 def test_an_error_of_the_page_is_told_once_and_ends_no_run_but_the_runs_end_is_seen(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     past(monkeypatch, published(0), published(1), (RECIPES, RecipeRevision(run_id="run-1", ended="steps")))
     screen = Screen(terminal=False)
-    real = getattr(screen.page._fold, what)
+    broken: Any = screen.page._fold.ledger if what == "add" else screen.page._fold
+    real = getattr(broken, what)
 
     def fail(*given: Any, **more: Any) -> None:
-        if what == "fold_message":
+        if what == "add":
             real(*given, **more)
         raise TypeError("[/odd]")
 
-    monkeypatch.setattr(screen.page._fold, what, fail)
+    monkeypatch.setattr(broken, what, fail)
     shown = screen.shown_after(5)
     assert shown.count("the page cannot be updated (TypeError: [/odd])") == 1
     assert (screen.page.ended, screen.page.standstill) == ("steps", "")

@@ -13,7 +13,7 @@ from logical_run import LogicalRun
 
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Recipe
-from headrace.ops.discards import summarize_ledger
+from headrace.ops.discards import summarize_fates
 
 SMALL = (
     "trainer.steps=30",
@@ -52,11 +52,11 @@ def test_first_come_first_served_loses_long_tasks_where_the_earliest_deadline_fi
     assert by_fate(fifo)["expired"] > 40
     assert fifo.fates["expired", "level0"] == 0
     assert fifo.fates["trained", "level1"] < 20
-    found = summarize_ledger(fifo.ledger)
+    found = summarize_fates(fifo.ledger)
     assert found.discarded["expired"].length == 40
     assert found.bias is not None
     assert found.bias.low > 4
-    assert summarize_ledger(edf.ledger).trained.length == pytest.approx(13), "(3 x 4 + 40) / 4"
+    assert summarize_fates(edf.ledger).trained.length == pytest.approx(13), "(3 x 4 + 40) / 4"
 
 
 def test_where_hard_tasks_take_no_longer_than_a_version_the_order_costs_nothing() -> None:
@@ -68,7 +68,7 @@ def test_where_hard_tasks_take_no_longer_than_a_version_the_order_costs_nothing(
 def test_the_other_orders_lose_short_ones_too(order: str) -> None:
     run = LogicalRun(load_recipe("efficient-data/scripted", (*SMALL, f"trainer.order={order}")), VERSION_S).play()
     assert run.fates["expired", "level0"] > 40
-    bias = summarize_ledger(run.ledger).bias
+    bias = summarize_fates(run.ledger).bias
     assert bias is not None
     assert bias.ratio < 3
 

@@ -31,7 +31,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stopped_run_rests_while_another_command_looks_at_it_but_its_servers_are_not_for_this_one(
     holder: str, tmp_path: Path
 ) -> None:
-    assert opened_while(holder, tmp_path) == OpenedRun(RUN, rests=True, began_ms=0, is_alone=False)
+    assert opened_while(holder, tmp_path) == OpenedRun(RUN, True, 0, tmp_path / "ledger.sqlite", is_alone=False)
 
 
 @pytest.mark.parametrize("holder", [UP, COMPARING, "`headrace servers`", ""])
@@ -54,4 +54,4 @@ def test_an_experiment_rests_once_the_command_that_writes_it_has_ended_it(
 def test_the_only_command_on_a_stopped_run_is_alone_with_it(tmp_path: Path) -> None:
     DataFolder(tmp_path).write(RunNotes("demo", "127.0.0.1:9092", embedded_kafka=False))
     with open_run(None, tmp_path) as opened:
-        assert opened == OpenedRun(RUN, rests=True, is_alone=True)
+        assert opened == OpenedRun(RUN, rests=True, ledger=tmp_path / "ledger.sqlite", is_alone=True)

@@ -16,7 +16,7 @@ from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.figures import Figures
-from headrace.ops.figures.pulse import Pulse
+from headrace.ops.figures.pulse import compute_mean_rates, find_pulse
 from headrace.ops.figures.run_figures import Advice, RunFigures, Selection
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.status import Status
@@ -111,32 +111,32 @@ def test_a_chart_has_a_bar_per_value_and_a_dot_where_nothing_is_known() -> None:
 
 
 def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(recipe: Recipe) -> None:
-    pulse = Pulse(RUN_ID, recipe)
-    log = Log(pulse)
+    figures = Figures(RUN_ID, recipe)
+    log = Log(figures)
     topic = recipe.topics.outcomes("solver")
     log.say(topic, outcome(0), NOW_MS - 60_000)
     for number in range(1, 11):
         message = log.say(topic, outcome(number), NOW_MS - 5_000)
-        pulse.fold_message(message)
+        figures.fold_message(message)
 
-    rates = pulse.rates(NOW_MS)
+    rates = find_pulse(figures.ledger, NOW_MS).rates
 
     assert (rates.samples, rates.tokens) == (2.0, 10.0)
 
 
 def test_mean_rates_are_over_the_seconds_of_the_run_however_seldom_groups_come(recipe: Recipe) -> None:
-    pulse = Pulse(RUN_ID, recipe)
-    log = Log(pulse)
+    figures = Figures(RUN_ID, recipe)
+    log = Log(figures)
     for number, at_ms in enumerate((0, 60_000, 3_600_000, 3_660_000)):
         log.say(recipe.topics.outcomes("solver"), outcome(number), NOW_MS + at_ms)
 
-    assert pulse.mean_rates(160.0).samples == 8 / 160
-    assert pulse.mean_rates(0.0).samples == 0.0
+    assert compute_mean_rates(figures.ledger, 160.0).samples == 8 / 160
+    assert compute_mean_rates(figures.ledger, 0.0).samples == 0.0
 
 
 def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> None:
-    pulse = Pulse(RUN_ID, recipe)
-    log, topics = Log(pulse), recipe.topics
+    figures = Figures(RUN_ID, recipe)
+    log, topics = Log(figures), recipe.topics
     for more in ({}, {"component": "train", "verdict": "expired"}, {"level": "trajectory"}, {"use": 1}):
         log.say(topics.outcomes("solver"), outcome(0, **more), NOW_MS)
     for run_id, reason in ((RUN_ID, ""), ("another", ""), (RUN_ID, "redriven")):
@@ -146,16 +146,17 @@ def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> No
     for version, kind in ((1, "anchor"), (9, "merged")):
         log.say(topics.weights("solver"), WeightsPublished(RUN_ID, "solver", version=version, kind=kind))
 
+    pulse = find_pulse(figures.ledger, NOW_MS)
     solver = pulse.policies["solver"]
-    assert pulse.rates(NOW_MS).samples == 2.0
+    assert pulse.rates.samples == 2.0
     assert pulse.dead_letters == 1
     assert (dict(solver.metrics), solver.published, solver.newest_published) == ({"kl": 0.5}, 1, 1)
 
 
 @pytest.fixture
 def moment(recipe: Recipe) -> Moment:
-    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    log, topics = Log(figures, pulse), recipe.topics
+    figures = Figures(RUN_ID, recipe)
+    log, topics = Log(figures), recipe.topics
     for number in range(40):
         log.say(topics.outcomes("solver"), outcome(number, (0.4, 0.4), version=number // 2, lengths=(3, 4)))
     metrics = {"staleness_mean": 0.75, "staleness_max": 1.0, "logprob_gap_mean": 3e-6}
@@ -172,7 +173,7 @@ def moment(recipe: Recipe) -> Moment:
     restarted = ChildState("running", 2, 3, -9, "KeyError: 'x' at own.py:5 in loss")
     found = figures.compute_figures({f"{recipe.name}.tasks.sums": 12}, NOW_MS)
     processes = {"feed": lasting, "train-solver": restarted}
-    return Moment(recipe, found, pulse, pulse.rates(NOW_MS), 75, NOW_MS, processes)
+    return Moment(recipe, found, (pulse := find_pulse(figures.ledger, NOW_MS)), pulse.rates, 75, NOW_MS, processes)
 
 
 def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
@@ -211,14 +212,22 @@ def test_the_status_shows_the_means_of_the_newest_batch(moment: Moment) -> None:
 
 
 def test_before_the_first_reward_page_and_line_say_what_a_worker_waits_for(recipe: Recipe) -> None:
-    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    log = Log(figures, pulse)
+    figures = Figures(RUN_ID, recipe)
+    log = Log(figures)
     log.say(recipe.topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=0))
     state, why = "waiting", "a server starts"
     for name, detail in (("rollout-sums-0", ""), ("rollout-sums-1", why)):
         worker = WorkerStatus(run_id=RUN_ID, worker=name, state=state, detail=detail, updated_ms=NOW_MS)
         log.say(recipe.topics.workers, worker, key=name.encode())
-    moment = Moment(recipe, figures.compute_figures({}, NOW_MS), pulse, pulse.rates(NOW_MS), 75, NOW_MS, {})
+    moment = Moment(
+        recipe,
+        figures.compute_figures({}, NOW_MS),
+        (pulse := find_pulse(figures.ledger, NOW_MS)),
+        pulse.rates,
+        75,
+        NOW_MS,
+        {},
+    )
     for shown in (drawn(page(moment)), line(moment)):
         assert f"(rollout-sums-1 waits: {why})" in shown
 
@@ -271,11 +280,11 @@ def test_page_and_status_show_a_worker_whose_time_is_none_and_what_was_wasted_of
 
 
 def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -> None:
-    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    log = Log(figures, pulse)
+    figures = Figures(RUN_ID, recipe)
+    log = Log(figures)
     log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"))
     found = figures.compute_figures({}, NOW_MS)
-    moment = Moment(recipe, found, pulse, pulse.rates(NOW_MS), 0, NOW_MS, {})
+    moment = Moment(recipe, found, (pulse := find_pulse(figures.ledger, NOW_MS)), pulse.rates, 0, NOW_MS, {})
     words = "1 dead letter not tied to a task (1 undecodable)"
     assert plain(found)["unnumbered_letters"] == {"undecodable": 1}
     for shown in (drawn(page(moment)), line(moment), drawn(status_table(status_of(found)))):
@@ -295,12 +304,13 @@ def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:
 
 
 def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> None:
-    figures, pulse = Figures(RUN_ID, recipe), Pulse(RUN_ID, recipe)
-    log = Log(figures, pulse)
+    figures = Figures(RUN_ID, recipe)
+    log = Log(figures)
 
     def moment(now_ms: int = NOW_MS) -> Moment:
         running = {"feed": ChildState("running", 1, 1, None)}
-        return Moment(recipe, figures.compute_figures({}, now_ms), pulse, pulse.rates(now_ms), 0, now_ms, running)
+        pulse = find_pulse(figures.ledger, now_ms)
+        return Moment(recipe, figures.compute_figures({}, now_ms), pulse, pulse.rates, 0, now_ms, running)
 
     assert "version -/80 (components start, then the supervised warm start)" in line(moment())
     assert "starting" in drawn(page(moment()))

@@ -122,7 +122,7 @@ def test_the_index_is_built_once_and_before_the_time_of_the_first_search_begins(
 
     solved = SolvedCalls(Slow(1), Limits(call_limit_s=1))
     with solved.isolated.open_episode() as env:
-        [outcome] = asyncio.run(solved.answer([ToolCall("search", {"query": "tea"})], env, Problem("", "")))
+        [outcome] = asyncio.run(solved.answer([ToolCall("search", {"query": "tea"})], env, Problem("", ""), []))
     assert outcome.text == "tea"
 
 

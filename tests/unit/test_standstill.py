@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from made_ledger import MadeLedger
 from made_recipes import sums_recipe
 
 from headrace.infra.embedded.server_probe import Silence
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.concluded import RECENT_GROUPS, ConcludedFold
+from headrace.ops.figures.concluded import RECENT_GROUPS, Concluded
 from headrace.ops.figures.discard_advice import ADVICE_BY_REASON
-from headrace.ops.figures.failing import ENOUGH, FailingFold
+from headrace.ops.figures.failing import ENOUGH, Failures
 from headrace.ops.figures.late_versions import FIRST_MS, LEAST_MS, describe_longest_pause, patience_ms
 from headrace.ops.figures.standstill import (
     CAUSES,
@@ -37,19 +38,19 @@ MADE = {0: NOW - 130_000, 1: NOW - 125_000, 2: NOW - 120_000}
 ROLLING = WorkerStatus(worker="rollout-sums-0", workflow="sums", state="rolling", episodes_running=7, updated_ms=NOW)
 
 
-def discarded(count: int, reason: str = "zero_variance", at_ms: int = NOW - 1000) -> ConcludedFold:
-    fold = ConcludedFold()
+def discarded(count: int, reason: str = "zero_variance", at_ms: int = NOW - 1000) -> MadeLedger:
+    ledger = MadeLedger()
     for _ in range(count):
-        fold.fold_record("solver", Outcome(component="curate", verdict="dropped", reason=reason), at_ms)
-    return fold
+        ledger.say(Outcome(stream="sums", component="curate", verdict="dropped", reason=reason), at_ms)
+    return ledger
 
 
 def said(  # noqa: PLR0913 - each is of the defaults of a run that stands still
     *workers: WorkerStatus,
     made: Mapping[int, int] = MADE,
     lag: Mapping[str, int] | None = None,
-    groups: ConcludedFold | None = None,
-    episodes: FailingFold | None = None,
+    groups: MadeLedger | None = None,
+    episodes: MadeLedger | None = None,
     in_flight: int = 3,
     at_once: bool = False,
     recipe: Recipe = RECIPE,
@@ -60,8 +61,8 @@ def said(  # noqa: PLR0913 - each is of the defaults of a run that stands still
         recipe=recipe,
         versions={"solver": max(made)} if made else {},
         made_ms={"solver": made},
-        groups=groups or ConcludedFold(),
-        episodes=episodes or FailingFold(),
+        groups=Concluded(groups or MadeLedger()),
+        episodes=Failures(episodes or MadeLedger()),
         workers=workers,
         lag=lag or {},
         in_flight={"solver": in_flight},
@@ -197,8 +198,8 @@ def test_a_worker_that_rolls_beside_one_that_waits_is_not_what_is_short() -> Non
 
 
 def test_a_curator_that_has_just_concluded_a_group_is_not_what_is_short() -> None:
-    fold = ConcludedFold()
-    fold.fold_record("solver", Outcome(component="curate", verdict="kept"), NOW - 1000)
+    fold = MadeLedger()
+    fold.say(Outcome(stream="sums", component="curate", verdict="kept"), NOW - 1000)
     assert (found := said(ROLLING, lag={TRAJECTORIES: 5}, groups=fold)) is not None
     assert found.cause == "playing"
 
@@ -223,7 +224,7 @@ def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
     assert found.since_ms == NOW - 1000
     assert (early := said(ROLLING, made={0: NOW - 60_000}, groups=fold)) is not None
     assert early.since_ms == NOW - 60_000, "none was trained since the version, which is longer ago than these groups"
-    fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * 20), NOW)
+    fold.say(BatchTrained(groups=(GroupUse("sums", 1, 0),) * 20), NOW)
     assert said(ROLLING, made=young, groups=fold) is None, "one in thirteen is trained"
 
 
@@ -235,14 +236,14 @@ def test_what_to_do_about_drops_begins_with_the_error_that_fails_most_episodes()
 
 
 def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in() -> None:
-    fold = ConcludedFold()
-    fold.fold_record("solver", BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT_GROUPS), NOW)
-    fold.fold_record("solver", DeadLetter(reason="poison"), NOW + 1)
+    fold = MadeLedger()
+    fold.say(BatchTrained(groups=(GroupUse("sums", 1, 0),) * RECENT_GROUPS), NOW)
+    fold.say(DeadLetter(policy="solver", reason="poison"), NOW + 1)
     for _ in range(RECENT_GROUPS):
-        fold.fold_record("solver", Outcome(component="curate", verdict="dropped", reason="stale"), NOW - 1)
+        fold.say(Outcome(stream="sums", component="curate", verdict="dropped", reason="stale"), NOW - 1)
     for passed_over in (Outcome(verdict="kept"), Outcome(level="trajectory"), Outcome(use=1), Outcome(stream="eval.s")):
-        fold.fold_record("solver", passed_over, NOW + 2)
-    assert fold.count_since("solver", 0) == (RECENT_GROUPS, {"poison": 1})
+        fold.say(passed_over, NOW + 2)
+    assert Concluded(fold).count_since("solver", 0) == (RECENT_GROUPS, {"poison": 1})
 
 
 ERROR = EpisodeError("error", "KeyError: 'x'", "own.py:5 in judge", "solver", 1, 4)
@@ -251,19 +252,19 @@ YOUNG = {0: NOW - 20_000}
 
 def failed(
     count: int, first_ms: int, last_ms: int = NOW - 1000, error: EpisodeError = ERROR, stream: str = "sums"
-) -> FailingFold:
+) -> MadeLedger:
     """Groups of four episodes that all failed, evenly from the first to the last."""
-    fold, groups = FailingFold(), count // error.episodes
+    fold, groups = MadeLedger(), count // error.episodes
     for number in range(groups):
         at_ms = first_ms + (last_ms - first_ms) * number // max(1, groups - 1)
         outcome = Outcome(component="curate", stream=stream, verdict="dropped", errors=(error,))
-        fold.fold_outcome("solver", outcome, at_ms)
+        fold.say(outcome, at_ms)
     return fold
 
 
-def well(fold: FailingFold, at_ms: int, stream: str = "sums") -> FailingFold:
+def well(fold: MadeLedger, at_ms: int, stream: str = "sums") -> MadeLedger:
     outcome = Outcome(component="curate", stream=stream, verdict="kept", rewards=(0.0, 1.0))
-    fold.fold_outcome("solver", outcome, at_ms)
+    fold.say(outcome, at_ms)
     return fold
 
 
@@ -293,12 +294,12 @@ def test_the_error_that_is_told_is_the_most_frequent_since_an_episode_succeeded(
         replace(ERROR, detail="KeyError: 'new'", at="own.py:9 in judge"),
     )
     dropped = Outcome(component="curate", stream="sums", verdict="dropped", errors=(new,))
-    fold.fold_outcome("solver", dropped, NOW - 10_000)
+    fold.say(dropped, NOW - 10_000)
     well(fold, NOW - 30_000)  # the outcomes of other partitions are read later
     for number in range(20):
-        fold.fold_outcome("solver", dropped, NOW - 9000 + number)
+        fold.say(dropped, NOW - 9000 + number)
 
-    [found] = fold.find_failing("solver", 0)
+    [found] = Failures(fold).find_failing("solver", 0)
     assert (found.episodes, found.error) == (84, new)
 
 
@@ -313,10 +314,10 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
 
 
 def test_trajectories_that_cannot_be_trained_on_count_as_episodes_that_fail() -> None:
-    fold, error = FailingFold(), build_malformed_error("0 of 4 are left (0: empty_mask, nothing was generated)", 4)
+    fold, error = MadeLedger(), build_malformed_error("0 of 4 are left (0: empty_mask, nothing was generated)", 4)
     refused = Outcome(component="curate", verdict="dropped", reason="invalid", rewards=(1.0,) * 4, errors=(error,))
     for number in range(400):
-        fold.fold_outcome("solver", refused, NOW - 400_000 + 1000 * number)
+        fold.say(refused, NOW - 400_000 + 1000 * number)
     found = said(ROLLING, made=YOUNG, began_ms=1, episodes=fold)
     assert found is not None
     assert found.hopeless
@@ -370,7 +371,7 @@ def test_a_run_is_hopeless_only_if_no_workflow_ever_succeeded_and_their_failures
     fold, recipe = failed(ENOUGH // 2, NOW - 301_000), two_workflows()
     for number in range(4):
         error = Outcome(component="curate", stream="words", verdict="dropped", errors=(ERROR,))
-        fold.fold_outcome("solver", error, NOW - 5000 + number)
+        fold.say(error, NOW - 5000 + number)
     found = said(ROLLING, made=YOUNG, began_ms=0, episodes=fold, recipe=recipe)
     assert found is not None
     assert found.hopeless

@@ -81,7 +81,7 @@ def follow(_run, console, _say, **_):
     return "steps"
 
 run = SimpleNamespace(address="kafka://k:1/demo")
-opened_run.open_run = lambda *_: nullcontext(SimpleNamespace(rests=False, run=run, began_ms=0))
+opened_run.open_run = lambda *_: nullcontext(SimpleNamespace(rests=False, run=run, began_ms=0, ledger=None))
 watch.watch = follow
 main(["watch"])
 """

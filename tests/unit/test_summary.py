@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
-from headrace.ops import discards
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.run_streams import RunStreams
 from headrace.ops.discards import BeforeEnd, Bias, PolicyDiscards, TrainedGroups
 from headrace.ops.figures import summary as summaries
 from headrace.ops.figures.run_figures import RewardPoint
@@ -142,17 +143,17 @@ def summary_of(
     """Summarize 20 concluded groups; of what is in flight the whole audit says that so many are lost."""
     run = run_of(sets=sets)
 
-    def read(_connection: Connection, topics: Iterable[str]) -> list[Message]:
-        asked = set(topics)
-        return [message for message in messages(run, issued) if message.topic in asked]
-
     def report(_run: Run, *, rests: bool) -> AuditVerdict:
         assert rests
         problems = (f"{lost} groups are lost",) if lost else ()
         return AuditVerdict(not problems and not unchecked, lost, 0, problems, unchecked)
 
-    monkeypatch.setattr(summaries, "read_all", read)
-    monkeypatch.setattr(discards, "read_all", read)
+    def ask_ledger(_run: Run, _path: Path, ask: Callable[[Ledger], Summary]) -> Summary:
+        ledger = Ledger(None, run.run_id, RunStreams(run.recipe))
+        ledger.add(messages(run, issued))
+        return ask(ledger)
+
+    monkeypatch.setattr(summaries, "ask_ledger", ask_ledger)
     monkeypatch.setattr(summaries, "report", report)
     rest = f"{issued - 20} groups are still in flight" if issued > 20 else ""
     return summarize(run, Effort(12.34, CPU), DataFolder(folder), rest)

@@ -18,14 +18,17 @@ import numpy as np
 import pytest
 from drawn_page import drawn
 from patience import PATIENCE_S
+from rich.console import Group
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
-from headrace.app.views.trial_page import trial_page
+from headrace.app.views.trial_page import show_solutions, trial_page
+from headrace.envs.tools.solutions import SolutionPlayed, TurnPlayed
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.ops.offline import watched_play
 from headrace.ops.offline.given_answers import parse_answers
+from headrace.ops.offline.left_out import look_at_solutions
 from headrace.ops.offline.trial import OwnCodeFailed, TrialRequest, Tried, try_recipe
 from headrace.producers.rollout import watchdog
 from headrace.producers.rollout.play.episodes import RolloutContext
@@ -348,6 +351,21 @@ def test_a_shadow_is_named_as_one_that_was_not_tried() -> None:
     assert found.shadows == ("solver.unfiltered",)
     assert "shadow solver.unfiltered was not tried" in drawn(trial_page(found))
     assert "maybe: the tools are hidden" in drawn(trial_page(replace(found, doubts=("the tools are hidden",))))
+
+
+def test_worked_solutions_are_shown_by_workflow_with_sub_agents_and_with_characters_that_nobody_reads() -> None:
+    sub = SolutionPlayed("sub", (TurnPlayed("4", ()),), 1.0, "")
+    tree = SolutionPlayed("top", (TurnPlayed("@spawn 2+2?", ("4€",), (sub, sub)),), 1.0, "", workflow="tree")
+    told = drawn(Group(*show_solutions([tree, replace(tree, workflow="flat", turns=sub.turns)])), 100)
+    assert re.findall(r"worked solutions of (tree|flat)  1 of 1", told) == ["tree", "flat"]
+    assert re.findall(r"(main\S*) +0 +(\S+)", told) == [("main", "@spawn"), ("main.1", "4"), ("main.2", "4")]
+    [said] = look_at_solutions(load_recipe("math-spawn"), "sums", [tree])
+    assert said.startswith("policies.solver.alphabet needs more characters, '€': results in the worked solutions of")
+
+
+def test_characters_that_the_policy_did_not_read_are_told_beside_its_results() -> None:
+    found = tried("tools", "rollout.group_size=2", answers=["@get"])
+    assert "its alphabet lacks, '[]': it read them without these" in drawn(trial_page(found), 100)
 
 
 def test_a_trial_ends_although_a_call_of_an_episode_never_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,12 +57,14 @@ def build_failure(
         reason = "time_limit"
         if isinstance(error, OutOfTime):
             detail = str(error) or f"the episode took longer than {limit_s:g} s (rollout.episode_limit_s)"
+    located = getattr(error, "at", None)  # empty for a process that died without a word: our own line says nothing
+    at = waited_at or (located if isinstance(located, str) else locate_error(error))
     role, actor = max((actors or {}).items(), key=lambda item: item[1].acted_s, default=("", None))
     return Failure(
         sample,
         reason,
         detail,
-        make_encodable((waited_at or getattr(error, "at", "") or locate_error(error))[:FAILURE_DETAIL_LENGTH]),
+        make_encodable(at[:FAILURE_DETAIL_LENGTH]),
         role,
         actor.calls if actor else 0,
         _render_traceback(error),

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.audit.revisions import Begins
+
+Begins = Mapping[str, Sequence[Sequence[int]]]
+"""Stream to (revision, the first number issued under it)."""
 
 
 class TrainedStreams:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
@@ -15,6 +17,11 @@ from headrace.schemas.topics import FEEDER
 FEEDER_KEY = FEEDER.encode()
 """Key of the snapshot, and the beginning of the keys of its pieces and parts."""
 _PIECE_PREFIX = f"{FEEDER}{OF_PART}{OF_PIECE}".encode()
+
+NO_SNAPSHOT = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+"""Errors that JSON and look-ups raise for a body that is not a snapshot."""
+MOST_NUMBERS = 1 << 32
+"""Largest number of tasks in a stream that an audit accepts: fifty days of a thousand groups a second."""
 
 
 class FeederSnapshot:
@@ -43,6 +50,11 @@ class FeederSnapshot:
             self._pieces[message.key] = message
         return True
 
+    def messages(self) -> list[Message]:
+        """Return the messages that make this state again when they are taken in in this order."""
+        newest = [] if self.message is None else [self.message]
+        return [*self._pieces_of_newest.values(), *newest, *self._pieces.values()]
+
     def decode(self) -> Snapshot | None:
         """Return the newest snapshot; None before the first. Raises ValueError if it or a piece cannot be read."""
         if self.message is None:
@@ -58,3 +70,24 @@ class FeederSnapshot:
             return join_pieces(snapshot, pieces)
         except HeadraceError as error:
             raise ValueError(str(error)) from error
+
+
+def read_issued(state: Any) -> dict[str, int]:
+    """Return the next training number of every stream from the feeder's state."""
+    return read_next_numbers(state["next"])
+
+
+def read_next_numbers(numbers: Mapping[str, Any]) -> dict[str, int]:
+    """Return next numbers as integers. Raises ValueError for a number that no run can reach."""
+    found = {stream: int(number) for stream, number in numbers.items()}
+    if odd := {stream: number for stream, number in found.items() if not 0 <= number <= MOST_NUMBERS}:
+        given = ", ".join(f"{number} for {stream}" for stream, number in odd.items())
+        raise ValueError(f"the number of a stream's next task must be from 0 to {MOST_NUMBERS}, but it is {given}")
+    return found
+
+
+def describe_unusable(error: Exception) -> str:
+    """Return in words why the feeder's state cannot be used, for an error of NO_SNAPSHOT."""
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"its JSON does not have the form that the feeder writes ({type(error).__name__}: {error})"

@@ -1,0 +1,308 @@
+"""The ledger: the small records of one run as rows in SQLite, in a file that several commands share, or in memory.
+
+A file heals itself: one of another run or build, or a damaged one, is made anew; where a file cannot be written (a
+read-only folder, a full disk), the ledger is kept in memory. Both are told in one line of the log. A killed writer
+leaves the file as it was after its last transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
+from importlib import resources
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.topic_reader import PartitionId
+from headrace.ledger.feeder_snapshot import FeederSnapshot
+from headrace.ledger.readable import Readable
+from headrace.ledger.rows import Row, Rows, find_ids
+from headrace.ledger.run_streams import RunStreams
+from headrace.ledger.worker_rows import forget_worker, write_status
+from headrace.schemas.records import WorkerStatus
+
+CLUSTER = "home"
+"""Name of the run's own cluster in the column `cluster`."""
+WITH_IDS = (
+    "outcome",
+    "episode_error",
+    "batch",
+    "trained",
+    "eviction",
+    "weights",
+    "evaluation",
+    "revision",
+    "dead_letter",
+    "death",
+)
+WHERE_LATE = "component = 'train' AND use = 0 AND verdict IN ('expired', 'surplus')"
+"""Condition of an index: outcomes of groups that reached the trainer too late."""
+BUSY_S = 30.0
+"""Longest wait for another command that writes; a transaction takes less than a second."""
+UNUSABLE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA})
+"""Codes of errors after which a file is made anew; after all others the ledger is kept in memory."""
+log = structlog.get_logger()
+Place: TypeAlias = tuple[int, int, int]
+"""Id of a partition, its position, and the time of its newest record."""
+
+
+class LedgerRemade(Exception):
+    """The ledger was made anew while it was used, and is empty: its topics must be read again from the beginning."""
+
+
+class Ledger:
+    """The rows of one run.
+
+    Args:
+        path: File of the ledger; None to keep it in memory.
+        run_id: Id of the run; records of other runs are skipped.
+        streams: Policies, shadows and streams of the run.
+    """
+
+    def __init__(self, path: Path | None, run_id: str, streams: RunStreams) -> None:
+        self.run_id, self.streams, self.path = run_id, streams, path
+        self._readable = Readable(run_id, streams)
+        self._about = {"run": run_id, "build": _hash_build(), "streams": streams.digest}
+        try:
+            self._open()
+        except sqlite3.Error as error:
+            self._remake(error)
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self.path or ":memory:", timeout=BUSY_S, isolation_level=None)
+        if self.path is not None:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        with self._writing():
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
+                for statement in _read_tables().split(";"):
+                    self._db.execute(statement)
+                self._db.executemany("INSERT INTO about VALUES (?, ?)", self._about.items())
+            elif dict(self._db.execute("SELECT name, value FROM about")) != self._about:
+                raise sqlite3.DatabaseError("it is of another run or release, or of a recipe with other policies")
+        self._data_version = -1
+        self._reload()
+
+    def _remake(self, error: sqlite3.Error) -> None:
+        """Empty the ledger after an error: in a new file if the old one is unusable, else in memory."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        log.info("ledger.made_anew", file=str(self.path), why=str(error), in_memory=code & 0xFF not in UNUSABLE)
+        self.close()
+        if code & 0xFF not in UNUSABLE or not _remove_file(self.path):
+            self.path = None
+        try:
+            self._open()
+        except sqlite3.Error:
+            self.path = None
+            self._open()
+
+    def empty(self, why: str) -> None:
+        """Make the ledger anew, because what it holds is not what the topics hold."""
+        self._remake(sqlite3.DatabaseError(why))
+
+    @contextmanager
+    def _healing(self) -> Iterator[None]:
+        """Make the ledger anew after an error of SQLite, and raise LedgerRemade."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._remake(error)
+            raise LedgerRemade(str(error)) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction; another writer is waited for."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _reload(self) -> None:
+        """Take in what another command has written."""
+        [(data_version,)] = self._db.execute("PRAGMA data_version")
+        if data_version == self._data_version:
+            return
+        self._data_version = data_version
+        self._places: dict[PartitionId, Place] = {
+            (topic, partition): (row_id, position, at_ms)
+            for row_id, topic, partition, position, at_ms in self._db.execute(
+                "SELECT id, topic, partition, position, at_ms FROM partition WHERE cluster = ?", (CLUSTER,)
+            )
+        }
+        self._next_ids = find_ids(WITH_IDS, lambda t: self._db.execute(f"SELECT max(id) FROM {t}").fetchone()[0])
+        self._feeder = FeederSnapshot()
+        for offset, key, value in self._db.execute("SELECT offset, key, value FROM feeder_state ORDER BY id"):
+            self._feeder.fold_message(Message(self.streams.recipe.topics.state, 0, offset, key, value))
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def add(self, messages: Sequence[Message], arrived_ms: int = 0) -> None:
+        """Write the rows of messages, each partition's in order. Messages that were added before are skipped.
+
+        Args:
+            messages: Messages of any topics; unreadable ones and those of other runs have no rows.
+            arrived_ms: Time of arrival by this machine's clock, if they are new. It is used to tell whether a worker is
+                alive, because the worker's own clock may be wrong.
+
+        Raises:
+            LedgerRemade: The ledger was damaged, or could not be written.
+        """
+        with self._healing(), self._writing():
+            self._reload()
+            rows = Rows(self._next_ids)
+            has_feeder = False
+            for message in messages:
+                partition_id = self._take_place(message)
+                if partition_id is None:
+                    continue
+                if message.topic == self.streams.recipe.topics.state:
+                    has_feeder |= self._feeder.fold_message(message)
+                    continue
+                record = self._readable.add_rows(rows, message, partition_id)
+                if isinstance(record, WorkerStatus):
+                    write_status(self._db, message, record, arrived_ms)
+                elif self._readable.is_end_of_worker(message):
+                    forget_worker(self._db, message.key)
+            self._write_rows(rows)
+            if has_feeder:
+                self._write_feeder()
+            self._write_places()
+
+    def _take_place(self, message: Message) -> int | None:
+        """Return the id of a message's partition, and move past the message; None if it was added before."""
+        partition = message.topic, message.partition
+        if partition not in self._places:
+            found = self._db.execute(
+                "INSERT INTO partition (cluster, topic, partition, position) VALUES (?, ?, ?, 0)", (CLUSTER, *partition)
+            )
+            self._places[partition] = (found.lastrowid or 0, 0, 0)
+        row_id, position, at_ms = self._places[partition]
+        if message.offset < position:
+            return None
+        self._places[partition] = row_id, message.offset + 1, max(at_ms, message.timestamp_ms)
+        return row_id
+
+    def _write_rows(self, rows: Rows) -> None:
+        first_outcome = rows.of["outcome"][0][0] if rows.of["outcome"] else None
+        for table, some in rows.of.items():
+            if some:
+                marks = ", ".join("?" * len(some[0]))
+                self._db.executemany(f"INSERT INTO {table} VALUES ({marks})", some)
+        self._db.executemany("INSERT OR IGNORE INTO dirty VALUES (?, ?, ?)", rows.dirty)
+        if first_outcome is not None:
+            self._db.execute(_ROLL_UP, (first_outcome,))
+
+    def _write_feeder(self) -> None:
+        self._db.execute("DELETE FROM feeder_state")
+        kept = [(message.offset, message.key, message.value) for message in self._feeder.messages()]
+        self._db.executemany("INSERT INTO feeder_state (offset, key, value) VALUES (?, ?, ?)", kept)
+
+    def _write_places(self) -> None:
+        places = [(position, at_ms, row_id) for row_id, position, at_ms in self._places.values()]
+        self._db.executemany("UPDATE partition SET position = ?, at_ms = ? WHERE id = ?", places)
+
+    def advance(self, positions: Mapping[PartitionId, int]) -> None:
+        """Note how far partitions were read, past the marks of transactions. Raises LedgerRemade."""
+        with self._healing(), self._writing():
+            self._reload()
+            for partition, position in positions.items():
+                if (known := self._places.get(partition)) is not None and known[1] < position:
+                    self._places[partition] = known[0], position, known[2]
+            self._write_places()
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics whose messages have rows."""
+        return self._readable.topics
+
+    @property
+    def positions(self) -> dict[PartitionId, int]:
+        """Next offset of every partition that is in the ledger."""
+        return {partition: position for partition, (_, position, _) in self._places.items()}
+
+    @property
+    def newest_ms(self) -> int:
+        """Time of the newest record, in ms since the epoch; 0 before the first."""
+        return max((at_ms for _, _, at_ms in self._places.values()), default=0)
+
+    @property
+    def feeder(self) -> FeederSnapshot:
+        """The feeder's newest snapshot."""
+        return self._feeder
+
+    def query(self, sql: str, *values: object) -> list[Row]:
+        """Return the rows of a query. Raises LedgerRemade."""
+        with self._healing():
+            return self._db.execute(sql, values).fetchall()
+
+    def query_by_name(self, sql: str, values: Mapping[str, object]) -> list[Row]:
+        """Return the rows of a query with named values. Raises LedgerRemade."""
+        with self._healing():
+            return self._db.execute(sql, values).fetchall()
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Give the database for one transaction. Raises LedgerRemade."""
+        with self._healing(), self._writing():
+            yield self._db
+
+    def close(self) -> None:
+        """Close the file."""
+        if hasattr(self, "_db"):
+            self._db.close()
+
+
+_ROLL_UP = """
+    INSERT INTO decided
+    SELECT variant, stream, revision, head_version, count(*), sum(verdict = 'kept'), sum(n_asked), sum(samples),
+        sum(tokens), sum(samples > 0), total(reward_total), sum(reward_count), min(reward_low), max(reward_high),
+        max(CASE WHEN succeeds THEN at_ms END), max(at_ms), min(at_ms)
+    FROM outcome WHERE id >= ? AND decides GROUP BY 1, 2, 3, 4
+    ON CONFLICT DO UPDATE SET
+        groups = groups + excluded.groups, kept = kept + excluded.kept, asked = asked + excluded.asked,
+        samples = samples + excluded.samples, tokens = tokens + excluded.tokens,
+        rewarded = rewarded + excluded.rewarded, reward_total = reward_total + excluded.reward_total,
+        reward_count = reward_count + excluded.reward_count,
+        reward_low = coalesce(min(reward_low, excluded.reward_low), reward_low, excluded.reward_low),
+        reward_high = coalesce(max(reward_high, excluded.reward_high), reward_high, excluded.reward_high),
+        succeeded_ms = coalesce(max(succeeded_ms, excluded.succeeded_ms), succeeded_ms, excluded.succeeded_ms),
+        curated_ms = max(curated_ms, excluded.curated_ms), first_ms = min(first_ms, excluded.first_ms)
+"""
+
+
+def _remove_file(path: Path | None) -> bool:
+    """Remove the file of a ledger, with those that SQLite has beside it; return whether that is possible."""
+    try:
+        for end in ("", "-wal", "-shm"):
+            Path(f"{path}{end}").unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _read_tables() -> str:
+    text = resources.files("headrace.ledger").joinpath("tables.sql").read_text()
+    return "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+
+
+@cache
+def _hash_build() -> str:
+    """Return a hash of this room's files: rows that another build has written may mean something else."""
+    files = [one for one in resources.files("headrace.ledger").iterdir() if one.is_file()]
+    made = blake2b(digest_size=16)
+    for file in sorted(files, key=lambda one: one.name):
+        made.update(file.read_bytes())
+    return made.hexdigest()

@@ -1,0 +1,143 @@
+"""Turns the small records of a run into rows of the ledger's tables: one function per kind of record. No I/O."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.infra.weights.paths import is_version, size_of
+from headrace.ledger.run_streams import RunStreams
+from headrace.schemas.episode_errors import MALFORMED, error_key_of
+from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, RecipeRevision, WeightsPublished
+from headrace.schemas.topics import is_eval, policy_variant_of
+from headrace.schemas.version_records import OFF_POLICY_GAP
+
+BLOCK_BITS = 10
+"""A block is 1 << BLOCK_BITS consecutive numbers of a stream, whose counts are kept."""
+LARGEST = 2**53
+"""Largest count that is kept of one record: sums of larger ones would not fit into SQLite's integers."""
+SEPARATOR = "\x1f"
+"""Between the parts of a key that is made of several texts."""
+Row: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows that wait to be written, by table, and the blocks whose counts they change."""
+
+    next_ids: dict[str, int]
+    """Table to its next id."""
+    of: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    dirty: set[tuple[str, str, int]] = field(default_factory=set)
+    """(variant, stream, block)."""
+
+    def add(self, table: str, *values: object) -> int:
+        """Add a row, and return its id."""
+        row_id = self.next_ids[table]
+        self.next_ids[table] = row_id + 1
+        self.of[table].append((row_id, *values))
+        return row_id
+
+    def mark(self, variant: str, stream: str, number: int) -> None:
+        """Note that a number's block is to be counted anew."""
+        self.dirty.add((variant, stream, number >> BLOCK_BITS))
+
+    # --------------------------------------------------------------------------------------------------------- records
+
+    def add_outcome(self, message: Message, partition_id: int, variant: str, one: Mapping[str, Any]) -> None:
+        """Add an outcome of training; those of evaluations have no row."""
+        stream, number, level, component = one["stream"], one["number"], one["level"], one["component"]
+        if is_eval(stream):
+            return
+        rewards, lengths, reason = one["rewards"], one["lengths"], one["reason"]
+        finite = [reward for reward in rewards if math.isfinite(reward)]
+        decides = level == "group" and component == "curate" and not one["use"]
+        outcome_id = self.add(
+            "outcome", partition_id, message.offset, message.timestamp_ms, variant, stream, number, one["use"], level,
+            one["verdict"], reason, component, decides, decides and bool(rewards) and reason != MALFORMED,
+            one["revision"], one["min_version"], one["head_version"], _clamp(one["n_asked"]),
+            _clamp(sum(lengths)), len(rewards), sum(finite), len(finite), min(finite, default=None),
+            max(finite, default=None), array("d", rewards).tobytes(), array("q", lengths).tobytes(),
+        )  # fmt: skip
+        if decides:
+            for error in one["errors"]:
+                kept = EpisodeError(**error)
+                self.add(
+                    "episode_error", outcome_id, variant, stream, number, one["task_id"], message.timestamp_ms,
+                    SEPARATOR.join(error_key_of(kept)), kept.reason, kept.detail, kept.at, kept.role, kept.turn,
+                    _clamp(kept.episodes), kept.has_traceback,
+                )  # fmt: skip
+        self.mark(variant, stream, number)
+
+    def add_batch(self, message: Message, partition_id: int, variant: str, one: Mapping[str, Any]) -> None:
+        """Add a trainer's record, and the groups that it trained."""
+        metrics, version = one["metrics"], one["version"]
+        positions = {place["partition"]: place["offset"] for place in one["positions"]}
+        batch_id = self.add(
+            "batch", partition_id, message.offset, message.timestamp_ms, variant, version, one["created_ms"],
+            len(one["groups"]), metrics.get(OFF_POLICY_GAP), json.dumps(metrics), json.dumps(positions),
+        )  # fmt: skip
+        for group in one["groups"]:
+            stream, number = group["stream"], group["number"]
+            self.add("trained", batch_id, variant, stream, number, group["use"], version)
+            self.mark(variant, stream, number)
+        for eviction in one["evictions"]:
+            if (group := eviction["group"]) is not None:
+                self.add("eviction", batch_id, eviction["verdict"], group["stream"], group["number"], group["use"])
+
+    def add_weights(self, message: Message, partition_id: int, event: WeightsPublished) -> None:
+        """Add an event of a weights topic."""
+        names = ("full_bytes", "density", "encode_s", "upload_s")
+        self.add(
+            "weights", partition_id, message.offset, policy_variant_of(event.policy, event.variant), event.version,
+            event.kind, is_version(event), _clamp(size_of(event)), *(event.metrics.get(name) for name in names),
+            event.created_ms, message.value,
+        )  # fmt: skip
+
+    def add_evaluation(self, message: Message, result: EvalResult) -> None:
+        """Add the result of an evaluation."""
+        self.add("evaluation", result.policy, message.value)
+
+    def add_revision(self, message: Message, record: RecipeRevision) -> None:
+        """Add a record of the recipe topic."""
+        self.add("revision", record.revision, record.created_ms, message.value)
+
+    def add_dead_letter(self, message: Message, partition_id: int, one: DeadLetter, streams: RunStreams) -> None:
+        """Add a dead letter or a redrive, and the numbers that it concludes or opens again."""
+        concluded = streams.find_concluded(one)
+        self.add(
+            "dead_letter", partition_id, message.offset, message.timestamp_ms, one.component, one.topic, one.reason,
+            one.detail, SEPARATOR.join((one.component, one.reason, re.sub("[0-9]+", "", one.detail))), one.policy,
+            one.stream, one.number, one.redrives, bool(concluded),
+        )  # fmt: skip
+        times, of_task = -1 if one.reason == REDRIVEN else 1, streams.is_task(one.topic)
+        for variant in concluded:
+            self.add("death", variant, one.stream, one.number, one.use, times, of_task)
+            self.mark(variant, one.stream, one.number)
+
+
+def read_floats(data: bytes) -> tuple[float, ...]:
+    """Return the numbers of a column with float64 values."""
+    return tuple(array("d", data))
+
+
+def read_ints(data: bytes) -> tuple[int, ...]:
+    """Return the numbers of a column with int64 values."""
+    return tuple(array("q", data))
+
+
+def _clamp(count: int) -> int:
+    return max(-LARGEST, min(count, LARGEST))
+
+
+def find_ids(tables: Iterable[str], find_last: Callable[[str], int | None]) -> dict[str, int]:
+    """Return table to its next id; `find_last` returns the last id of a table, or None."""
+    return {table: (find_last(table) or 0) + 1 for table in tables}
