@@ -195,6 +195,7 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
     from headrace.trainers.trainer import Trainer
     from headrace.trainers.versions.publisher import VersionAnnouncer, VersionUploader
     from headrace.trainers.versions.resume import ResumedTrainer
+    from headrace.trainers.versions.step_note import open_step_note
 
     class Intake(Trainer):
         """A trainer that has its batch and makes nothing of it."""
@@ -214,7 +215,7 @@ def take_in(load: Load, reports: Reports, _go: Event) -> None:
     begun = ResumedTrainer(
         _smallest_learner(run), VersionUploader(run, POLICY, ()), VersionAnnouncer(run, POLICY), 0, "", positions
     )
-    intake = Intake(run, POLICY, begun, watch)
+    intake = Intake(run, POLICY, begun, watch, open_step_note(run, POLICY))
     writer = TransactionalWriter(run.connection, f"{run.address.run}.train.{POLICY}")
     run_loop(intake, writer, stop, watch)
     intake.close()

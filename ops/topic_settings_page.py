@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from headrace.ops.cluster_checks import LEAST
+from headrace.ops.preflight.cluster import LEAST
 from headrace.schemas.topics import LARGEST, Topics
 
 PAGE = Path("docs") / "shared-cluster.md"

@@ -40,7 +40,6 @@ from headrace.schemas.version_records import (
     GroupUse,
     ObjectsRetired,
     Position,
-    StepBegun,
     TierResult,
     WeightsPublished,
 )
@@ -71,7 +70,6 @@ __all__ = [
     "Sequence",
     "Snapshot",
     "Span",
-    "StepBegun",
     "TakenWeights",
     "Task",
     "TierResult",
@@ -100,6 +98,5 @@ RECORDS: tuple[type, ...] = (
     CheckpointPointer,
     WarmStartExamples,
     ObjectsRetired,
-    StepBegun,
 )
 """Every record that can be a message of its own."""

@@ -108,7 +108,7 @@ class Topics:
 
     @property
     def state(self) -> str:
-        """Snapshot, CheckpointPointer, WarmStartExamples, StepBegun and ObjectsRetired, the newest by key."""
+        """Snapshot, CheckpointPointer, WarmStartExamples and ObjectsRetired, the newest by key."""
         return f"{self.run}.state"
 
     def rollout_group(self, stream: str) -> str:
@@ -219,11 +219,6 @@ def checkpoint_prefix(policy: str) -> bytes:
 def examples_key(policy: str) -> bytes:
     """Return the key, in `state`, of a policy's worked examples."""
     return f"examples|{policy}".encode()
-
-
-def step_key(policy_variant: str) -> bytes:
-    """Return the key in `state` of the last step that a trainer began after a start."""
-    return f"step|{policy_variant}".encode()
 
 
 def key_of_retired(policy: str, what: str) -> bytes:

@@ -214,24 +214,6 @@ class CheckpointPointer:
 
 
 @dataclass(frozen=True, slots=True)
-class StepBegun:
-    """A step after a trainer's start, recorded before it runs, to find groups that end the process. trainer."""
-
-    run_id: str = ""
-    """The run."""
-    policy: str = ""
-    """Name of the policy."""
-    variant: str = ""
-    """Variant of the curated topic; empty for the main one."""
-    version: int = -1
-    """The version that the step makes."""
-    times: int = 0
-    """How often a step with these groups was begun, this one included."""
-    suspects: int = 0
-    """Number of groups still to be trained in small batches, because a larger batch ended the process."""
-
-
-@dataclass(frozen=True, slots=True)
 class ObjectsRetired:
     """Versions whose objects are no longer needed, recorded before deletion. gc → audit, retrain, export, gc."""
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter, build_shadow_loss
 from headrace.infra.kafka.decoding import Refusal
-from headrace.infra.kafka.topic_reader import PartitionId, read_one
+from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import Run
 from headrace.schemas import codec, records
 from headrace.schemas.group_lengths import count_generated
 from headrace.schemas.headers import outcome_stamp
 from headrace.schemas.ids import UseId, now_ms
-from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position, StepBegun
-from headrace.schemas.topics import policy_of, step_key, trainer_component, variant_of
+from headrace.schemas.records import BatchTrained, GroupUse, Outcome, Position
+from headrace.schemas.topics import policy_of, variant_of
 from headrace.trainers.batches.groups import PreparedGroup
 from headrace.trainers.batches.window import Waiting, WindowEviction
 from headrace.trainers.versions.batch_offsets import BatchOffsets
@@ -58,33 +58,6 @@ class TrainerMessages:
         use = GroupUse(*key, message.partition, message.offset)
         dead = replace(self._build_record(), evictions=(records.Eviction(use, "dead"),))
         return [*reported, self._build_batch_message(dead)]
-
-    def build_step_begun(self, version: int, times: int, suspects: int) -> Outgoing:
-        """Return the StepBegun record of a step that is about to begin."""
-        record = StepBegun(
-            run_id=self.run.run_id,
-            policy=policy_of(self.policy_variant),
-            variant=variant_of(self.policy_variant),
-            version=version,
-            times=times,
-            suspects=suspects,
-        )
-        topic, partition = self.run.state_partition_id(trainer_component(self.policy_variant))
-        return Outgoing(topic, codec.encode(record), step_key(self.policy_variant), partition=partition)
-
-    def build_poison_dead_letters(self, batch: Sequence[Waiting[PreparedGroup]], version: int) -> list[Outgoing]:
-        """Return the dead letters of a batch whose step ended the process repeatedly."""
-        topic = self.run.topics.curated(self.policy_variant)
-        why = (
-            f"the trainer's process ended repeatedly while it trained version {version} on the batch of this group "
-            f"(groups in the batch: {len(batch)}): look into the trainer's log"
-        )
-        outgoing = [self.build_step_begun(version, 0, 0)]
-        for entry in batch:
-            message = read_one(self.run.connection, (topic, entry.partition), entry.offset)
-            if message is not None:
-                outgoing += self.build_dead_letter(message, Refusal("poison", why), entry.use_id)
-        return outgoing
 
     def build_eviction_report(self, evictions: Sequence[WindowEviction[PreparedGroup]]) -> list[Outgoing]:
         """Return a BatchTrained with evictions and without a version, and the evictions' outcomes."""

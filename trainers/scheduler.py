@@ -13,7 +13,6 @@ from typing import Generic, TypeAlias
 
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.trainers.batches.evictions import Evictions
-from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import T, Waiting, Window, WindowEviction, count_next_batch
 from headrace.trainers.versions.lost_objects import StoreChecks
 
@@ -64,27 +63,6 @@ class ReportEvictions(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class PoisonBatch(Generic[T]):
-    """Write a dead letter for each group of a batch that ends the process repeatedly."""
-
-    version: int
-    batch: list[Waiting[T]]
-
-
-@dataclass(frozen=True, slots=True)
-class NoteStep:
-    """Record that the step to a version is about to begin; it begins when the record is committed."""
-
-    version: int
-    times: int
-    """How often the step to this version was noted, this time included."""
-    groups: int
-    """Number of groups in its batch."""
-    suspects: int
-    """See `Trials`."""
-
-
-@dataclass(frozen=True, slots=True)
 class BeginStep(Generic[T]):
     """Let the learner train a version on a batch."""
 
@@ -115,17 +93,7 @@ class Rest:
     """There is nothing to do."""
 
 
-Action: TypeAlias = (
-    EndStoreCheck
-    | CommitVersion[T]
-    | ReportEvictions[T]
-    | PoisonBatch[T]
-    | NoteStep
-    | BeginStep[T]
-    | CheckStore
-    | Leave
-    | Rest
-)
+Action: TypeAlias = EndStoreCheck | CommitVersion[T] | ReportEvictions[T] | BeginStep[T] | CheckStore | Leave | Rest
 
 
 class Scheduler(Generic[T]):
@@ -135,7 +103,6 @@ class Scheduler(Generic[T]):
         settings: Settings of the trainer.
         evaluate_every: Versions between evaluations; 0 for none.
         seed: Seed of the window's order.
-        trials: Handles a batch that ended the process before.
         ended: Why the run is over; empty while it goes on.
         clock: Seconds that never go back.
     """
@@ -145,11 +112,10 @@ class Scheduler(Generic[T]):
         settings: Settings,
         evaluate_every: int,
         seed: int,
-        trials: Trials,
         ended: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._trials, self._clock = settings, trials, clock
+        self._settings, self._clock = settings, clock
         self._evaluate_every = 0 if settings.is_shadow else evaluate_every
         capacity = (settings.max_staleness + 1) * settings.groups_per_batch
         self.window = Window[T](capacity, settings.order, seed, least=settings.groups_per_batch)
@@ -164,10 +130,6 @@ class Scheduler(Generic[T]):
     def add_group(self, group: Waiting[T] | WindowEviction[T]) -> None:
         """Add a group to the window, or take in an eviction."""
         self._evictions.add(self.window.add(group) if isinstance(group, Waiting) else [group])
-
-    def note_version(self, version: int, groups: int) -> None:
-        """Take in that a version of `groups` groups is being committed."""
-        self._trials.note_version(version, groups)
 
     def stop_new_steps(self) -> None:
         """Begin no further step."""
@@ -191,21 +153,14 @@ class Scheduler(Generic[T]):
         waits = self.has_batch(at)
         if self._evictions.is_due(at.is_empty, waits):
             return ReportEvictions(self._evictions.pop_all())
-        return self._take_step_action(at) if waits else self._check_store_or_rest(at)
+        return self._take_step(at) if waits else self._check_store_or_rest(at)
 
     def _check_store_or_rest(self, at: TrainingProgress) -> Action[T]:
         is_due = at.is_empty and self._store_checks.is_due(max(at.arrived_at, at.free_since))
         return CheckStore(self._store_checks.is_reading, self._store_checks.is_applying) if is_due else Rest()
 
-    def _take_step_action(self, at: TrainingProgress) -> Action[T]:
-        """Return a step to begin, or the record to commit first: a note of the step, or its groups as poison."""
+    def _take_step(self, at: TrainingProgress) -> BeginStep[T]:
         version = at.version + 1
-        if self._trials.is_poison(version):
-            batch = self._take_batch(at)
-            self._trials.restore_whole_batch()
-            return PoisonBatch(version, batch)
-        if times := self._trials.note(version):
-            return NoteStep(version, times, self._trials.groups(version), self._trials.suspects)
         is_last, every = version == self._settings.steps, self._evaluate_every
         return BeginStep(
             version,
@@ -213,11 +168,6 @@ class Scheduler(Generic[T]):
             must_publish=is_last or (every > 0 and version % every == 0),
             checkpoint=is_last or version % self._settings.checkpoint_every == 0,
         )
-
-    def withdraw_step(self) -> NoteStep | None:
-        """Return the note that restores the state before the step; None if this process noted no step."""
-        trials = self._trials
-        return None if trials.noted < 0 else NoteStep(trials.noted, trials.died, 0, trials.suspects)
 
     def _take_last_action(self, at: TrainingProgress) -> Action[T]:
         """Return the remaining action before a trainer stops."""
@@ -227,8 +177,7 @@ class Scheduler(Generic[T]):
 
     def has_batch(self, at: TrainingProgress) -> bool:
         """Return whether there is a batch, and the learner is free to train it."""
-        may_begin = at.is_empty or (at.is_free and not self._trials.has_to_wait(at.version + 1))
-        return may_begin and self._count_next_batch(at) > 0 and not self.is_over(at)
+        return at.is_free and self._count_next_batch(at) > 0 and not self.is_over(at)
 
     def is_over(self, at: TrainingProgress) -> bool:
         """Return whether training is over: the last version is made, or the run has ended."""
@@ -254,7 +203,7 @@ class Scheduler(Generic[T]):
 
     def _count_next_batch(self, at: TrainingProgress) -> int:
         """Return how many groups the next batch takes; 0 while it has to wait."""
-        full, waited_s = self._trials.groups(at.version + 1), self._clock() - at.free_since
+        full, waited_s = self._settings.groups_per_batch, self._clock() - at.free_since
         return count_next_batch(
             len(self.window), full, self._settings.minibatches, waited_s, self._settings.batch_limit_s
         )

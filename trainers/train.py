@@ -7,27 +7,16 @@ the loss, `Objective.compute_loss_share` (losses/objective.py).
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
-from typing import TYPE_CHECKING
 
-from headrace.infra.errors import Unavailable
-from headrace.infra.kafka.clients import KafkaRefused
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import bind_to_log, configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, begin_attempts, stop_on_signals
+from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.stopwatch import Stopwatch
-from headrace.infra.store.store_errors import StoreError
 from headrace.schemas.topics import policy_of
-
-if TYPE_CHECKING:
-    from headrace.trainers.trainer import Trainer
-
-NO_FAULT_OF_THE_BATCH = (KafkaRefused, StoreError, Unavailable, MustRestart)
-"""Errors that may end a step although its groups are good."""
 
 
 def main(run: str, policy: str | None = None, variant: str | None = None) -> None:
@@ -41,34 +30,22 @@ def main(run: str, policy: str | None = None, variant: str | None = None) -> Non
     from headrace.trainers.learner.backends.group import lead_group
     from headrace.trainers.start import begin_or_resume
     from headrace.trainers.trainer import Trainer
+    from headrace.trainers.versions.step_note import open_step_note
 
     def train() -> None:
         joined, watch = join_and_write_schemas(address, JOIN_PATIENCE_S, stop), Stopwatch()
         name = joined.resolve(policy, variant)
         bind_to_log(policy=policy_of(name))
+        note = open_step_note(joined, name)
         writer = TransactionalWriter(joined.connection, f"{address.run}.train.{name}", joined.topic_names)
         with closing(writer):
             resumed = begin_or_resume(joined, name, writer, stop)
-            with closing(Trainer(joined, name, resumed, watch)) as trainer:
-                run_trainer(trainer, writer, stop, watch)
+            with closing(Trainer(joined, name, resumed, watch, note)) as trainer:
+                if run_loop(trainer, writer, stop, watch):
+                    run_loop(trainer, writer, trainer.stop_new_steps(), watch)
+                    note.clear()  # a long step may be killed now, through no fault of its batch
 
     with lead_group():
         for attempt in begin_attempts(stop):
             with attempt:
                 train()  # a function, so that its learner is freed before the next one needs the memory
-
-
-def run_trainer(trainer: Trainer, writer: TransactionalWriter, stop: threading.Event, watch: Stopwatch) -> None:
-    """Run a trainer until it is stopped, and commit its begun work.
-
-    The note of a step is taken back if the step ends without a fault of its batch: by a stop, or by a server that
-    refuses or is away. Raises the errors of the run loop.
-    """
-    try:
-        if run_loop(trainer, writer, stop, watch):
-            run_loop(trainer, writer, trainer.stop_new_steps(), watch)
-    except NO_FAULT_OF_THE_BATCH:
-        trainer.withdraw_step(writer)
-        raise
-    if trainer.has_step_under_way:
-        trainer.withdraw_step(writer)

@@ -10,20 +10,17 @@ from typing import TypeAlias
 
 import structlog
 
-from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.decoding import MessageRefused, Refusal, decode_own
 from headrace.infra.kafka.topic_reader import TopicReader
-from headrace.infra.kafka.transactions import Ticket, TransactionalWriter
+from headrace.infra.kafka.transactions import Ticket
 from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run, read_revision
 from headrace.infra.stopwatch import Stopwatch
 from headrace.schemas.ids import UseId
-from headrace.schemas.records import CuratedGroup, RecipeRevision, StepBegun, WeightsPublished
+from headrace.schemas.records import CuratedGroup, RecipeRevision, WeightsPublished
 from headrace.trainers.batches.groups import PreparedGroup, build_batch_sequences
-from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import WindowEviction
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.step_metrics import group_metrics, sampling_version
@@ -34,8 +31,6 @@ from headrace.trainers.scheduler import (
     CommitVersion,
     EndStoreCheck,
     Leave,
-    NoteStep,
-    PoisonBatch,
     ReportEvictions,
     Scheduler,
     TrainingProgress,
@@ -43,6 +38,7 @@ from headrace.trainers.scheduler import (
 from headrace.trainers.version_metrics import VersionMetrics
 from headrace.trainers.versions.pipeline import MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.resume import ResumedTrainer
+from headrace.trainers.versions.step_note import StepNote
 
 log = structlog.get_logger()
 
@@ -61,8 +57,6 @@ class Trainer:
 
     - for a group that cannot be trained on: DeadLetter (a shadow: Outcome), and an eviction in a BatchTrained;
     - for waiting evictions: a BatchTrained without a version, and an Outcome for each;
-    - before the first step after a start: StepBegun;
-    - for a batch that ends the process repeatedly: the same as for groups that cannot be trained on;
     - for a version whose objects the store has lost, when no group comes: WeightsPublished of the whole weights;
     - for a version: BatchTrained, an Outcome for each eviction, sometimes CheckpointPointer, WeightsPublished.
 
@@ -73,7 +67,9 @@ class Trainer:
     the freshest. After the end of the run it trains until no batch can be cut.
     """
 
-    def __init__(self, run: Run, policy_variant: str, resumed: ResumedTrainer, watch: Stopwatch) -> None:
+    def __init__(
+        self, run: Run, policy_variant: str, resumed: ResumedTrainer, watch: Stopwatch, note: StepNote
+    ) -> None:
         self.run = run
         self.policy_variant = policy_variant
         self.settings = run.recipe.trainer_of(policy_variant)
@@ -83,8 +79,8 @@ class Trainer:
         self._reader = TopicReader(run.connection, positions, f"train.{policy_variant}")
         self._waiting = resumed.waiting
         """Records in the last trainer's window; they come before all others."""
-        every, past = run.recipe.evaluate.every, resume_trials(self.settings, resumed)
-        self.scheduler = Scheduler[PreparedGroup](self.settings, every, run.recipe.seed, past, run.ended)
+        every = run.recipe.evaluate.every
+        self.scheduler = Scheduler[PreparedGroup](self.settings, every, run.recipe.seed, run.ended)
         self._messages = TrainerMessages(
             run,
             policy_variant,
@@ -104,7 +100,7 @@ class Trainer:
         self._finished: threading.Event | None = None
         """Set when all begun work is committed; None unless the trainer is stopping."""
         limits = learner.limits
-        self._pipeline = Pipeline(run, learner, uploader)  # from here on only the pipeline uses the learner
+        self._pipeline = Pipeline(run, learner, uploader, note)  # from here on only the pipeline uses the learner
         self._intake = Intake(run, policy_variant, limits, uploader.files, watch, lambda: self._pipeline.version)
         self._handlers = build_handlers(self)
 
@@ -174,11 +170,6 @@ class Trainer:
                 return self._build_version_records(self._pipeline.take_version(), evictions)
             case ReportEvictions(evictions):
                 return self._messages.build_eviction_report(evictions)
-            case PoisonBatch(version, batch):
-                log.error("batch.poison", policy=self.policy_variant, version=version, groups=len(batch))
-                return self._messages.build_poison_dead_letters(batch, version)
-            case NoteStep() as step:
-                return self._note_step(step)
             case BeginStep() as step:
                 self._pipeline.begin(self._plan_step(step))
             case CheckStore(read, apply):
@@ -204,13 +195,6 @@ class Trainer:
         """Return the event of whole weights, if a store check has uploaded them."""
         self._announced = self._pipeline.take_store_check()
         return [] if self._announced is None else [self._announcer.build_message(self._announced)]
-
-    def _note_step(self, step: NoteStep) -> list[Outgoing]:
-        if step.times > 1:
-            log.warning(
-                "step.tried", policy=self.policy_variant, version=step.version, time=step.times, groups=step.groups
-            )
-        return [self._messages.build_step_begun(step.version, step.times, step.suspects)]
 
     def _plan_step(self, step: BeginStep[PreparedGroup]) -> StepRequest:
         """Return the step request for a batch."""
@@ -242,7 +226,6 @@ class Trainer:
         if self._announced is not None:
             outgoing.append(self._announcer.build_message(self._announced))
         self._metrics.add(metrics)
-        self.scheduler.note_version(made.request.version, len(made.request.batch))
         log.info(
             "version.trained",
             policy=self.policy_variant,
@@ -301,38 +284,10 @@ class Trainer:
         timer.start()
         return self._finished
 
-    @property
-    def has_step_under_way(self) -> bool:
-        """Whether a begun step's version is not on the log."""
-        return not self._pipeline.is_empty
-
-    def withdraw_step(self, writer: TransactionalWriter) -> None:
-        """Take back the note of a step before this process ends, if no group is at fault.
-
-        A failure to do so is logged: then the next processes count one more step that never ended.
-        """
-        if (step := self.scheduler.withdraw_step()) is None:
-            return
-        try:
-            writer.abort()  # a record refused by the client leaves the transaction open
-            writer.begin()
-            writer.produce([self._messages.build_step_begun(step.version, step.times, step.suspects)])
-            writer.commit()
-        except HeadraceError as error:
-            log.warning("step.not_withdrawn", policy=self.policy_variant, version=step.version, why=str(error))
-
     def close(self) -> None:
         """Close everything, after the running step."""
         self._pipeline.close()
         self._reader.close()
-
-
-def resume_trials(settings: Settings, resumed: ResumedTrainer) -> Trials:
-    """Return the trials that get a trainer past a batch that ended earlier processes."""
-    begun = resumed.begun or StepBegun()
-    full, unit = settings.groups_per_batch, settings.minibatches
-    version = resumed.learner.version + 1
-    return Trials(full, unit, version, begun.times, begun.suspects, is_noted=resumed.is_successor)
 
 
 def refuse_other_settings(run: Run, revision: RecipeRevision, policy_variant: str) -> None:

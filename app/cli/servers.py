@@ -22,7 +22,7 @@ from headrace.app.cli.options import (
 from headrace.infra.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.ops.doctor import Finding
+    from headrace.ops.preflight.contract import Finding
 
 
 def topics(
@@ -103,7 +103,7 @@ def doctor(
     from rich.markup import escape
 
     from headrace.app.views.variables import variables_table
-    from headrace.ops.doctor import examine
+    from headrace.ops.preflight.table import examine_machine
 
     if recipe is None and (sets or data):
         option = "--set" if sets else "--data"
@@ -116,20 +116,20 @@ def doctor(
     if recipe is not None:
         from headrace.infra.embedded.data_folder import data_folder_of
         from headrace.infra.recipe.recipe_file import load_recipe
-        from headrace.ops.cluster_checks import examine_servers
-        from headrace.ops.recipe_check import build_check_input, run_checks
+        from headrace.ops.preflight.cluster import examine_servers
+        from headrace.ops.preflight.table import build_check_input, run_checks
 
         log_quietly()
         loaded = load_recipe(recipe, sets or ())
         checks = run_checks(build_check_input(loaded, data_folder_of(loaded.name, data)))
         findings = chain(checks, examine_servers(loaded))
     elif run is not None:
-        from headrace.ops.cluster_checks import examine_run
+        from headrace.ops.preflight.cluster import examine_run
 
         log_quietly()
         findings = examine_run(run)
     else:
-        findings = examine()
+        findings = examine_machine()
     for finding in findings:
         lacking += not finding.ok
         mark = "[red]lack[/]" if not finding.ok else "[yellow]note[/]" if finding.is_note else "[green]ok  [/]"

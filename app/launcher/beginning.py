@@ -27,9 +27,9 @@ from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.utc import format_utc
 from headrace.ledger.liveness import is_alive
-from headrace.ops.cluster_checks import Wanted, find_needs, refuse_unfit
 from headrace.ops.lineage.lineage import read_records
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.cluster import Wanted, find_needs, refuse_unfit
+from headrace.ops.preflight.table import check_names
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision, UsedEnvironment, WorkerStatus

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.faults import collect_faults, list_doubts, refuse
-from headrace.ops.recipe_check import build_check_input, examine, list_environments
+from headrace.ops.preflight.contract import collect_faults, list_doubts, refuse
+from headrace.ops.preflight.table import build_check_input, examine, list_environments
 from headrace.ops.summary_file import check_summary_path
 from headrace.schemas.records import UsedEnvironment
 

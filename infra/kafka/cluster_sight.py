@@ -1,4 +1,4 @@
-"""Inspects a cluster, without changes, before anything is started on it; `ops.cluster_checks` judges the result.
+"""Inspects a cluster, without changes, before anything is started on it; `ops.preflight.cluster` judges the result.
 
 Data that cannot be read is None, with the reason in `refused`.
 """

@@ -86,11 +86,11 @@ def advise_other_name(connection: Connection, topic: str) -> str:
     )
 
 
-def describe_branching(bootstrap: str, run: str, name: str) -> str:
-    """Return the command that begins run `name` with the best weights of a run."""
+def describe_branching(bootstrap: str, run: str, name: str, version: object = "best") -> str:
+    """Return the command that begins run `name` with the weights of a version of a run."""
     return (
-        f"`headrace up RECIPE --set name={name} --branch kafka://{bootstrap}/{run}@best` (if the Kafka of {run} is "
-        f"embedded, --branch FOLDER@best with the data folder of {run})"
+        f"`headrace up RECIPE --set name={name} --branch kafka://{bootstrap}/{run}@{version}` (if the Kafka of {run} "
+        f"is embedded, --branch FOLDER@{version} with the data folder of {run})"
     )
 
 

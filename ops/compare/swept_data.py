@@ -11,7 +11,7 @@ from headrace.infra.atomic_files import write_atomically
 from headrace.infra.errors import UsageError
 from headrace.infra.run.recorded_data import OtherData, find_data_differences
 from headrace.ops.compare.sweep_file import SweepRun
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.schemas.records import UsedEnvironment
 
 SWEPT_DATA = "swept-data.json"

@@ -9,7 +9,6 @@ from typing import Any
 
 from headrace.envs.tools.solutions import SolutionPlayed
 from headrace.infra.errors import UsageError
-from headrace.ops.faults import refuse
 from headrace.ops.offline.api_policy import Api, ApiEngine, MessageText, read_messages
 from headrace.ops.offline.trial import (
     EpisodeFailed,
@@ -21,7 +20,8 @@ from headrace.ops.offline.trial import (
     report_own_code,
 )
 from headrace.ops.offline.watched_play import play_watched
-from headrace.ops.recipe_check import examine_for_trial
+from headrace.ops.preflight.contract import refuse
+from headrace.ops.preflight.table import examine_for_trial
 from headrace.producers.rollout.conclusions import build_workflow_spec
 from headrace.producers.rollout.play.engine_room import EngineRoom
 from headrace.producers.rollout.play.episodes import RolloutContext

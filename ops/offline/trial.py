@@ -22,13 +22,13 @@ from headrace.envs.tools.solutions import SolutionPlayed, can_solve, open_solved
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.faults import list_doubts, refuse
 from headrace.ops.offline.archived_start import Start, start_from_model
 from headrace.ops.offline.given_answers import GivenAnswers, parse_answers
 from headrace.ops.offline.left_out import NotingTokenizer, look_at_solutions
 from headrace.ops.offline.tried_policy import RUN_ID, PolicyTried, try_policy
 from headrace.ops.offline.watched_play import play_watched
-from headrace.ops.recipe_check import examine_for_trial
+from headrace.ops.preflight.contract import list_doubts, refuse
+from headrace.ops.preflight.table import examine_for_trial
 from headrace.producers.engines.contract import Engine
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.feeder import build_task_source

@@ -82,7 +82,6 @@ from headrace.schemas.records import (
 from headrace.trainers.batches.batch import cut_minibatches
 from headrace.trainers.batches.first_use_cache import FirstUseCache
 from headrace.trainers.batches.groups import build_batch_sequences
-from headrace.trainers.batches.trials import Trials
 from headrace.trainers.intake import Intake
 from headrace.trainers.learner.limits import Limits
 from headrace.trainers.learner.routing import Routers
@@ -345,7 +344,7 @@ def trainer() -> Trainer:
     """A trainer without a model or a topic: all that taking groups in needs."""
     made, limits = Trainer.__new__(Trainer), Limits(32, 64, ROUTERS.limits)
     made.run, made.policy_variant, made.settings = RUN, "solver", RECIPE.trainer_of("solver")
-    made._watch, made.scheduler = Stopwatch(), Scheduler(made.settings, 0, 1, Trials(2, 1, 4))
+    made._watch, made.scheduler = Stopwatch(), Scheduler(made.settings, 0, 1)
     made._messages = TrainerMessages(RUN, "solver", 0, {}, "", {}, BatchOffsets())
     made._intake = Intake(RUN, "solver", limits, (), made._watch, lambda: 3)
     made._intake._first_uses = FirstUseCache(RUN)

@@ -9,7 +9,7 @@ from topic_limits import set_limit
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.cluster_checks import ClusterUnfit, Wanted, examine_cluster, examine_run, find_needs, refuse_unfit
+from headrace.ops.preflight.cluster import ClusterUnfit, Wanted, examine_cluster, examine_run, find_needs, refuse_unfit
 
 pytestmark = pytest.mark.tools
 

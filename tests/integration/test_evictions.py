@@ -32,6 +32,7 @@ from headrace.schemas.avro import schema_of
 from headrace.schemas.records import BatchTrained, CuratedGroup, Outcome, RecipeRevision
 from headrace.trainers.start import begin_or_resume
 from headrace.trainers.trainer import Trainer
+from headrace.trainers.versions.step_note import open_step_note
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def training(run: Run, line: str = "solver") -> Iterator[tuple[Trainer, Transact
     """A new trainer, which fences the one before."""
     writer, watch = TransactionalWriter(run.connection, f"{run.address.run}.train.{line}"), Stopwatch()
     resumed = begin_or_resume(run, line, writer, threading.Event())
-    with closing(writer), closing(Trainer(run, line, resumed, watch)) as trainer:
+    with closing(writer), closing(Trainer(run, line, resumed, watch, open_step_note(run, line))) as trainer:
         yield trainer, writer
 
 

@@ -16,8 +16,14 @@ from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.cluster_checks import ClusterUnfit, examine_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
-from headrace.ops.doctor import Finding
+from headrace.ops.preflight.cluster import (
+    ClusterUnfit,
+    examine_cluster,
+    find_needs,
+    find_needs_of_unbegun,
+    refuse_unfit,
+)
+from headrace.ops.preflight.contract import Finding
 
 pytestmark = pytest.mark.servers
 

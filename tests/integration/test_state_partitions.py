@@ -30,8 +30,6 @@ from headrace.ops.retention.collector import Plan, announce
 from headrace.producers.feed.evaluator_progress import read_progress
 from headrace.schemas.records import ClaimCheck
 from headrace.schemas.topics import state_partition, trainer_component
-from headrace.trainers.messages import TrainerMessages
-from headrace.trainers.versions.batch_offsets import BatchOffsets
 from headrace.trainers.versions.history import read_history, wait_for_examples
 from headrace.trainers.versions.publisher import Stored, WindowMark, build_pointer
 
@@ -58,23 +56,21 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
     )
     assert len(read_progress(run).answers) == 1
     claim = ClaimCheck("main", "checkpoints/a", "a", 1)
-    begun = TrainerMessages(run, "solver", 0, {}, "", {}, BatchOffsets()).build_step_begun(3, 1, 4)
     checkpoints = [
         build_pointer(run, "solver", {}, WindowMark(version, 0, "hash"), Stored(claim, ())) for version in (1, 2)
     ]
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.gc")) as writer:
-        say(run, begun, *checkpoints)
+        say(run, *checkpoints)
         announce(run, writer, Plan({("solver", CHECKPOINTS): ((1, 1),)}, {}, [], {}))
     history = read_history(run, "solver")
     wait_for_examples(run, "solver", threading.Event())
     assert (list(history.checkpoints), history.retired) == ([2], (1,))
-    assert history.begun is not None
     assert read_retired(run).has_version("solver", CHECKPOINTS, 1)
     partitions = {m.key.partition(b"|")[0].decode(): m.partition for m in read_all(run.connection, [run.topics.state])}
     of_trainer = state_partition(trainer_component("solver"), PARTITIONS)
     assert partitions == {
         **{one: state_partition(one, PARTITIONS) for one in ("feed", "evaluate")},
-        **dict.fromkeys(("examples", "checkpoint", "step", "retired"), of_trainer),
+        **dict.fromkeys(("examples", "checkpoint", "retired"), of_trainer),
     }
 
 

@@ -29,6 +29,7 @@ from headrace.trainers.start import begin_or_resume
 from headrace.trainers.trainer import Trainer
 from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.resume import ResumedTrainer
+from headrace.trainers.versions.step_note import open_step_note
 
 POLICY = "solver"
 BEGUN = 3
@@ -83,7 +84,8 @@ class Life:
         with closing(TransactionalWriter(self.run.connection, name, self.run.topic_names)) as writer:
             self.resumed: ResumedTrainer = begin_or_resume(self.run, POLICY, writer, self.stop)
             self._wait_at_the_gate(self.resumed.uploader.upload_version)
-            with closing(Trainer(self.run, POLICY, self.resumed, Stopwatch())) as trainer:
+            note = open_step_note(self.run, POLICY)
+            with closing(Trainer(self.run, POLICY, self.resumed, Stopwatch(), note)) as trainer:
                 self._ready.set()
                 if run_loop(trainer, writer, self.stop, Stopwatch()):
                     run_loop(trainer, writer, trainer.stop_new_steps(), Stopwatch())

@@ -9,7 +9,7 @@ from headrace.envs.arithmetic import ALPHABET, TIERS, Arithmetic
 from headrace.envs.contract import GivesExamples, Problem, Split
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 
 SPLITS: tuple[Split, ...] = ("train", "held_out", "warm_start")
 

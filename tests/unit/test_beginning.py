@@ -31,7 +31,7 @@ from headrace.infra.recipe.server_settings import Kafka, Store
 from headrace.infra.run.run import Run
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.store.store_address import StoreAddress
-from headrace.ops.cluster_checks import ClusterUnfit, Wanted, find_needs
+from headrace.ops.preflight.cluster import ClusterUnfit, Wanted, find_needs
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision, WorkerStatus

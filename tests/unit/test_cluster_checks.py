@@ -17,8 +17,9 @@ from headrace.infra.kafka import advertised
 from headrace.infra.kafka.advertised import AddressUnreachable, Advertised, refuse_unreachable, try_addresses
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
-from headrace.ops import cluster_checks, opened_run
-from headrace.ops.cluster_checks import ClusterUnfit, check_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
+from headrace.ops import opened_run
+from headrace.ops.preflight import cluster
+from headrace.ops.preflight.cluster import ClusterUnfit, check_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
 
 RECIPE = sums_recipe()
 WANTED = find_needs(RECIPE, RECIPE.topic_specs)
@@ -181,13 +182,13 @@ def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
 
 def test_all_that_is_wrong_is_one_list_and_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = replace(with_topic(BATCHES, max_message_bytes="200"), settings={"inter.broker.protocol.version": "3.9-IV0"})
-    monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: seen)
+    monkeypatch.setattr(cluster, "look_at_cluster", lambda *_: seen)
     with pytest.raises(
         ClusterUnfit, match=r"(?s)^the Kafka cluster at k:1 cannot.*\n  version: .*\n  topics: "
     ) as raised:
         refuse_unfit(Connection("k:1"), WANTED)
     assert raised.value.exit_code == 2
-    monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: SOUND)
+    monkeypatch.setattr(cluster, "look_at_cluster", lambda *_: SOUND)
     refuse_unfit(Connection("k:1"), WANTED)
 
 
@@ -195,8 +196,8 @@ def test_doctor_prints_every_check_of_a_cluster_and_its_exit_code_says_whether_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = SOUND
-    monkeypatch.setattr(cluster_checks, "look_at_cluster", lambda *_: seen)
-    monkeypatch.setattr(cluster_checks, "list_runs", lambda *_: [])
+    monkeypatch.setattr(cluster, "look_at_cluster", lambda *_: seen)
+    monkeypatch.setattr(cluster, "list_runs", lambda *_: [])
     done = CliRunner().invoke(app, ["doctor", "--run", "kafka://k:1/t"])
     assert (done.exit_code, done.output.count("ok  "), done.output.count("note")) == (0, 6, 2), done.output
     seen = replace(SOUND, brokers=(Advertised("k", 1, "refused"),))

@@ -26,8 +26,8 @@ from headrace.envs.jsonl import INSTRUCTION, JsonLines
 from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
 from headrace.infra.recipe.settings import Policy
-from headrace.ops.faults import list_doubts
-from headrace.ops.recipe_check import examine_for_trial
+from headrace.ops.preflight.contract import list_doubts
+from headrace.ops.preflight.table import examine_for_trial
 
 COLUMNS = {"problem": "question", "answer": "label.value", "tier": "level"}
 

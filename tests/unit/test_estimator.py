@@ -19,7 +19,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
 from headrace.infra.run.run import Run
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.trainers import start
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, RewardedSequence, grpo
 from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, load_estimator

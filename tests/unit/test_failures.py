@@ -32,7 +32,7 @@ from headrace.infra.process.child_handle import ChildDied, Overdue
 from headrace.infra.recipe.settings import Named
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import list_errors
-from headrace.ops.faults import Fault, collect_faults
+from headrace.ops.preflight.contract import Fault, collect_faults
 from headrace.producers.engines.contract import EngineError, VersionGone
 from headrace.producers.feed.selectors.registry import load_selector
 from headrace.producers.rollout.play.actor import EngineActor

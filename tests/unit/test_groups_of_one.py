@@ -12,7 +12,7 @@ from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
 from headrace.consumers.algorithms.validate import Validate
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.trainers.advantages import ADVANTAGES
 
 COMPARE_NOTHING = {"gae", "given", "rae", "reinforce_pp"}

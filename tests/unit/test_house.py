@@ -39,7 +39,7 @@ NOT_SHIPPED = {"benchmarks"}
 LIGHT = (
     "headrace.app.cli.main",
     "headrace.app.launcher.launcher",
-    "headrace.ops.doctor",
+    "headrace.ops.preflight.table",
     "headrace.producers.feed.feeder",
     "headrace.consumers.curate.curator",
     "headrace.consumers.evaluate.evaluator",
@@ -378,6 +378,43 @@ def test_every_hop_of_the_walk_is_a_function_of_its_file() -> None:
 
     assert len(hops) > 20
     assert not [(name, file) for name, file in hops if name not in functions_in(ROOT / file)]
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without the bodies of the functions in it."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from own_nodes(node)
+
+
+def calls_of(function: ast.AST, *, by_another_thread: bool = False) -> set[str]:
+    """Return the names that a function calls, without their objects, itself or in functions of its own that it calls.
+
+    With `by_another_thread` also the names that it gives to a call, and those that any function in it calls.
+    """
+    nodes = list(ast.walk(function) if by_another_thread else own_nodes(function))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    names = [name for call in calls for name in (call.func, *(call.args if by_another_thread else ()))]
+    found = {ast.unparse(name).rpartition(".")[2] for name in names if isinstance(name, ast.Name | ast.Attribute)}
+    inner = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in found]
+    return found.union(*map(calls_of, inner))
+
+
+def test_every_arrow_of_the_walk_is_a_call() -> None:
+    arrows = list(re.finditer(r"→\s+\[`(?:\w+\.)?(\w+)`\]", WALK))
+    wrong = []
+    for arrow in arrows:
+        before = WALK[: arrow.start()]
+        said = re.findall(r"`([\w.]+)`", before)[-1]
+        caller, file = next(hop for hop in reversed(LINK.findall(before)) if f".{hop[0]}".endswith(f".{said}"))
+        is_threaded = "thread" in before.rpartition(f"`{said}`")[2]
+        called = calls_of(functions_in(ROOT / file)[caller], by_another_thread=is_threaded)
+        if not {arrow[1], "run_loop", "run_alone"} & called:
+            wrong.append(f"{caller} → {arrow[1]}")
+
+    assert len(arrows) > 20
+    assert not wrong
 
 
 # ---------------------------------------------------------------------------------------------- the tree in the README

@@ -34,7 +34,7 @@ from headrace.infra.recipe.settings import Named, Rollout
 from headrace.infra.run.run import Run
 from headrace.infra.run.up_lease import Holder
 from headrace.ops.figures.summary import AUDIT_OPEN, NO_VERDICT, AuditVerdict
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 
 CLOSES = AuditVerdict(ok=True, lost=0, doubled=0)
 ADDRESS = "kafka://127.0.0.1:9092/demo"

@@ -25,7 +25,7 @@ from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.files import ADAPTER_WEIGHTS, choose_files_to_serve
 from headrace.infra.weights.folder import open_weights, write_adapter
 from headrace.infra.weights.tensors import Tensor, hash_weights
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.producers.engines.contract import EngineError, Generation, Sampling
 from headrace.producers.engines.torch.causal_lm import Adapted, ModelSource
 from headrace.producers.engines.torch.torch_engine import TorchEngine, TorchEngineSettings

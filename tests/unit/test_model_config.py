@@ -14,8 +14,8 @@ from tiny_models import TOKENIZER
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.model_config import add_former_keys, read_context, refuse_longrope
-from headrace.ops.model_check import check_model
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.models import check_model
+from headrace.ops.preflight.table import check_names
 from headrace.trainers.learner.learner import Learner
 from headrace.trainers.learner.model import build_model, character_tokenizer, load_model
 

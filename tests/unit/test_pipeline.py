@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from headrace.trainers.versions import pipeline
 from headrace.trainers.versions.history import WeightStretch
 from headrace.trainers.versions.pipeline import MOST_AHEAD, MadeVersion, Pipeline, StepRequest
 from headrace.trainers.versions.publisher import Base, VersionUploader
+from headrace.trainers.versions.step_note import RunningStep, StepNote
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -62,7 +64,13 @@ class Scene:
         learner = OneValue(self)
         self.learner = weakref.ref(learner)
         self.uploader = SimpleNamespace(upload_version=self.upload_version, base=None)
-        self.pipeline = Pipeline(cast("Run", None), cast("Learner", learner), cast("VersionUploader", self.uploader))
+        self.note = SimpleNamespace(hold=lambda *_: nullcontext(), found=RunningStep())
+        self.pipeline = Pipeline(
+            cast("Run", None),
+            cast("Learner", learner),
+            cast("VersionUploader", self.uploader),
+            cast("StepNote", self.note),
+        )
 
     def copy(self, into: dict[str, Tensor] | None) -> dict[str, Tensor]:
         if into is None:
@@ -127,6 +135,16 @@ def test_the_next_step_is_taken_while_a_version_is_on_its_way_and_nothing_comes_
     assert [made.uploaded.weights_hash for made in (first, second)] == [hash_weights(weights(n)) for n in (1, 2)]
     assert scene.published == [1, 2], "the second waited, and nothing newer came"
     assert scene.pipeline.is_empty
+
+
+def test_a_step_in_which_the_last_process_died_waits_for_the_versions_before_it(scene: Scene) -> None:
+    scene.note.found = RunningStep(version=2, deaths=1)
+    scene.begin(1)
+    assert not scene.pipeline.is_free, "version 1 would be lost with this process"
+    scene.may_publish.release(2)
+    scene.out()
+    scene.begin(2)
+    assert scene.pipeline.is_free
 
 
 def test_a_version_that_a_newer_one_overtakes_is_left_out_and_still_has_its_hash(scene: Scene) -> None:

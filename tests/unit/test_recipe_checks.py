@@ -27,15 +27,23 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.tensors import Tensor
-from headrace.ops import recipe_check, room_check
-from headrace.ops.device_check import SeenDevice, SeenDevices, WantedDevice, find_device_faults, find_devices
-from headrace.ops.doctor import DISK_BYTES, GIB
-from headrace.ops.doctor import examine as look_at_machine
-from headrace.ops.faults import Doubt, Fault, RecipeUnfit, collect_faults, list_doubts, refuse
-from headrace.ops.model_check import check_model_files, check_tokenizer
-from headrace.ops.prompt_check import check_template_takes_prompt
-from headrace.ops.recipe_check import Asked, _with_one_process, examine
-from headrace.ops.room_check import ModelSize, Need, Room, judge_disk, judge_memory, list_memory_needs, measure_model
+from headrace.ops.preflight import devices, room
+from headrace.ops.preflight import recipe as recipe_checks
+from headrace.ops.preflight.contract import Asked, Doubt, Fault, RecipeUnfit, collect_faults, list_doubts, refuse
+from headrace.ops.preflight.devices import SeenDevice, SeenDevices, WantedDevice, find_device_faults, find_devices
+from headrace.ops.preflight.machine import DISK_BYTES, GIB
+from headrace.ops.preflight.models import check_model_files, check_tokenizer
+from headrace.ops.preflight.prompts import check_template_takes_prompt
+from headrace.ops.preflight.room import (
+    ModelSize,
+    Need,
+    Room,
+    judge_disk,
+    judge_memory,
+    list_memory_needs,
+    measure_model,
+)
+from headrace.ops.preflight.table import CHECKS, _with_one_process, examine, examine_machine
 from headrace.producers.feed.evaluation_schedule import Evaluation
 from headrace.producers.feed.planned import build_common_task, build_evaluation_task
 from headrace.schemas.ids import GroupId
@@ -57,8 +65,8 @@ def sentences(recipe: Recipe, **more: Any) -> list[str]:
 def test_all_that_is_wrong_is_one_list_with_exit_code_2_and_nothing_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe_check, "probe_devices", lambda _: NO_GPU)
-    monkeypatch.setattr(room_check, "probe_devices", lambda _: NO_GPU)
+    monkeypatch.setattr(devices, "probe_devices", lambda _: NO_GPU)
+    monkeypatch.setattr(room, "probe_devices", lambda _: NO_GPU)
     data = tmp_path / "train.jsonl"
     data.write_text('{"problem": "1 + 1?", "answer": "2"}\n{"problem": "no answer"}\n')
     workflows = {
@@ -104,7 +112,7 @@ def test_one_thing_that_is_wrong_is_one_sentence_and_what_is_doubted_refuses_not
 def test_a_policy_that_no_workflow_plays_is_doubted() -> None:
     recipe = load_recipe("arithmetic")
     both = {**recipe.policies, "idle": recipe.policies["solver"]}
-    [doubt] = list_doubts(recipe_check.CHECKS["workflows"](Asked(recipe.model_copy(update={"policies": both}))))
+    [doubt] = list_doubts(recipe_checks.examine_workflows(Asked(recipe.model_copy(update={"policies": both}))))
     assert doubt == (
         "no workflow plays policy idle, so it is never trained: name it in the policies of a workflow, or remove it"
     )
@@ -128,10 +136,9 @@ def test_a_policy_that_no_workflow_plays_is_doubted() -> None:
 def test_processes_that_would_have_no_partition_are_doubted(
     kafka: dict[str, int], launch: dict[str, int], doubts: dict[str, int]
 ) -> None:
-    told = list_doubts(recipe_check.CHECKS["partitions"](Asked(sums_recipe(kafka=kafka, launch=launch))))
+    told = list_doubts(recipe_checks.examine_partitions(Asked(sums_recipe(kafka=kafka, launch=launch))))
     assert [doubt.partition(". ")[0] for doubt in told] == [*doubts]
     assert all(f"partitions to {count} or more;" in doubt for doubt, count in zip(told, doubts.values(), strict=True))
-    assert "partitions" in recipe_check.RUN_ONLY, "a trial has no topics"
 
 
 def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_doubt() -> None:
@@ -153,7 +160,8 @@ def test_what_own_code_raises_is_a_fault_with_its_line_and_one_out_of_reach_a_do
 def test_a_recipe_that_needs_neither_is_judged_without_torch_and_transformers(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from headrace.infra.recipe.recipe_file import load_recipe;"
-        "from headrace.ops.recipe_check import Asked, examine;"
+        "from headrace.ops.preflight.contract import Asked;"
+        "from headrace.ops.preflight.table import examine;"
         f"print(examine(Asked(load_recipe('arithmetic'), Path({str(tmp_path)!r}))),"
         "{'torch', 'transformers'} & set(sys.modules))"
     )
@@ -165,7 +173,7 @@ def test_a_recipe_that_needs_neither_is_judged_without_torch_and_transformers(tm
 def test_a_band_that_no_warm_start_could_meet_is_refused_at_the_start(low: float, high: float) -> None:
     band = {"reward_low": low, "reward_high": high}
     recipe = sums_recipe(policies={"solver": {"path": "/models/any", "warm_start": band}})
-    sentences = [fault.sentence for fault in recipe_check.CHECKS["models"](Asked(recipe))]
+    sentences = [fault.sentence for fault in recipe_checks.examine_models(Asked(recipe))]
     assert (
         f"policies.solver.warm_start: reward_low must be above 0 and below reward_high, got {low} and {high}"
         in sentences
@@ -245,7 +253,7 @@ def test_a_template_that_hides_tools_is_doubted_for_an_own_workflow_too(folder: 
     template = folder / "chat_template.jinja"
     for text, is_hidden in (("{{ messages }}", True), ("{{ tools | tojson }}{{ messages }}", False), (None, True)):
         template.unlink() if text is None else template.write_text(text)
-        found = recipe_check._check_prompts(own, "solver", policy_of(folder), "own:play", "here: ")
+        found = recipe_checks._check_prompts(own, "solver", policy_of(folder), "own:play", "here: ")
         assert [fault.is_doubt for fault in found] == [True] * is_hidden
         assert all("shows the tools of environment own: mul. A chat" in fault.sentence for fault in found)
 
@@ -265,7 +273,7 @@ def test_doctor_shows_every_check_of_a_recipe() -> None:
     bad = CliRunner().invoke(app, ["doctor", "arithmetic", "--set", "trainer.advantage=groop"])
     assert bad.exit_code == 1
     assert "trainer.advantage: 'groop' is not known" in bad.output
-    assert all(what in bad.output for what in recipe_check.CHECKS)
+    assert all(check.name in bad.output for check in CHECKS)
 
 
 def test_doctor_asks_of_a_recipe_what_up_asks_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +289,7 @@ def test_doctor_asks_of_a_recipe_what_up_asks_of_its_folder(tmp_path: Path, monk
     assert "maybe: policies.solver.path" not in new
     said = f"TMPDIR is {tmp_path / 'no'}, which is not a folder: set it to a writable folder, or unset it"
     assert said in new
-    assert [one.detail for one in look_at_machine() if one.what == "temporary folder"] == [said]
+    assert [one.detail for one in examine_machine() if one.what == "temporary folder"] == [said]
 
 
 # --------------------------------------------------------------------------------------------------------- the devices
@@ -484,7 +492,7 @@ def test_memory_that_can_never_suffice_is_refused_and_memory_that_is_short_now_i
 
 def test_a_disk_that_is_nearly_full_is_refused_and_one_that_may_fill_is_doubted(tmp_path: Path) -> None:
     recipe = sums_recipe(trainer={"steps": 100, "checkpoint_every": 10, "anchor_every": 50})
-    objects = room_check.estimate_objects(recipe, {"solver": ModelSize(1_000_000, True, 1)})
+    objects = room.estimate_objects(recipe, {"solver": ModelSize(1_000_000, True, 1)})
     assert objects == 1_000_000 * (11 * 12 + 3 * 2)
     [full] = judge_disk(recipe, tmp_path, 100 << 20, 0.0)
     assert not full.is_doubt

@@ -13,7 +13,7 @@ from headrace.infra import plug_ins
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Policy
-from headrace.ops.model_check import check_model_files
+from headrace.ops.preflight.models import check_model_files
 from headrace.producers.engines.served.server_settings import ServerSettings, find_python
 
 POLICY = Policy(path="model")

@@ -25,7 +25,7 @@ from headrace.infra.run.progress import RunProgress
 from headrace.infra.run.recorded_data import OtherData, check_data, find_data_differences, newest_environments
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.producers.feed import feeder
 from headrace.schemas import codec
 from headrace.schemas.records import ReadData, RecipeRevision, UsedEnvironment

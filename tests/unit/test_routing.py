@@ -18,7 +18,7 @@ from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe, TrainerSettings
 from headrace.infra.weights.experts import routers_of
 from headrace.infra.weights.tensors import hash_weights
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.producers.engines.contract import Generation as Made
 from headrace.producers.engines.contract import Sampling
 from headrace.producers.engines.torch.torch_engine import TorchEngine, TorchEngineSettings

@@ -30,7 +30,7 @@ from headrace.envs.sandbox.kinds import check_boxes, describe_boxes, make_box
 from headrace.envs.sandbox.limits import Limits
 from headrace.envs.sandbox.namespace_box import NamespaceBox, check_new_folder, check_path
 from headrace.infra.errors import UsageError
-from headrace.ops.doctor import examine
+from headrace.ops.preflight.table import examine_machine
 
 
 class OwnBox:
@@ -118,7 +118,7 @@ def test_a_machine_without_boxes_refuses_them_with_two_ways_to_get_one() -> None
         check_boxes()
     with pytest.raises(BoxUnavailable):
         make_box()
-    [found] = [finding for finding in examine() if finding.what == "sandbox"]
+    [found] = [finding for finding in examine_machine() if finding.what == "sandbox"]
     assert found.ok
     assert found.is_note
     assert "install bubblewrap" in found.detail

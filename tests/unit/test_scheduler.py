@@ -9,7 +9,6 @@ import pytest
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.schemas.ids import UseId
 from headrace.trainers.batches.evictions import EVICTIONS_WAIT_S
-from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import Waiting
 from headrace.trainers.scheduler import (
     Action,
@@ -18,8 +17,6 @@ from headrace.trainers.scheduler import (
     CommitVersion,
     EndStoreCheck,
     Leave,
-    NoteStep,
-    PoisonBatch,
     ReportEvictions,
     Rest,
     Scheduler,
@@ -39,13 +36,12 @@ class Scene:
     """A scheduler, and a learner that takes no time."""
 
     settings: Settings = SETTINGS
-    trials: Trials = field(default_factory=lambda: Trials(2, 1, 1))
     every: int = 0
     now: float = 0.0
     at: TrainingProgress = field(default_factory=lambda: TrainingProgress(0, True, True, 0.0, False, False, 0, 0.0))
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler[None](self.settings, self.every, 1, self.trials, clock=lambda: self.now)
+        self.scheduler = Scheduler[None](self.settings, self.every, 1, clock=lambda: self.now)
 
     def waits(self, *numbers: int) -> None:
         for number in numbers:
@@ -61,7 +57,6 @@ class Scene:
         assert isinstance(begun, BeginStep)
         version = begun.version
         assert self.next(version=version, version_now=version, is_empty=False, has_version=True) == CommitVersion([])
-        self.scheduler.note_version(begun.version, len(begun.batch))
         self.at = replace(self.at, has_version=False, is_empty=True)
         return begun
 
@@ -114,25 +109,6 @@ def test_evictions_without_a_version_on_its_way_are_reported_by_themselves() -> 
     reported = scene.next()
     assert isinstance(reported, ReportEvictions)
     assert [one.entry for one in reported.evictions] == [group(0, deadline=0)]
-
-
-def test_a_step_after_a_start_is_noted_before_it_begins_and_nothing_begins_beside_it() -> None:
-    scene = Scene(trials=Trials(2, 1, 1, is_noted=True))
-    scene.waits(0, 1, 2, 3)
-    assert scene.scheduler.withdraw_step() is None
-    assert scene.next() == NoteStep(1, 1, 2, 2)
-    assert isinstance(scene.next(), BeginStep)
-    assert scene.scheduler.withdraw_step() == NoteStep(1, 0, 0, 2), "as if it had not begun"
-    assert scene.next(version=1, is_empty=False) == Rest(), "the noted one is on its way"
-    assert isinstance(scene.next(is_empty=True), BeginStep)
-
-
-def test_groups_over_which_the_smallest_step_died_become_dead_letters_and_the_next_step_is_noted() -> None:
-    scene = Scene(trials=Trials(2, 1, 1, died=4, suspects=2))
-    scene.waits(0, 1, 2)
-    assert scene.next() == PoisonBatch(1, [group(0)])
-    assert scene.next() == NoteStep(1, 1, 2, 2)
-    assert isinstance(scene.next(), BeginStep)
 
 
 def test_without_groups_a_trainer_checks_the_store_first_without_reading() -> None:

@@ -15,7 +15,7 @@ from headrace.envs.scripted import Question, Scripted, read_question
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Rollout
-from headrace.ops.recipe_check import check_names
+from headrace.ops.preflight.table import check_names
 from headrace.producers.engines.contract import EngineError, Generation, Sampling
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.scripted import ScriptedEngine, ScriptedPolicy, ScriptedSettings

@@ -12,9 +12,9 @@ from headrace.app.cli.main import app
 from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.store.store_address import StoreAddress
-from headrace.ops import cluster_checks
-from headrace.ops.doctor import Finding
-from headrace.ops.store_check import examine_store
+from headrace.ops.preflight import cluster
+from headrace.ops.preflight.contract import Finding
+from headrace.ops.preflight.store import examine_store
 
 
 def found_at(port: int, keys: str = "k") -> tuple[bool, str]:
@@ -50,16 +50,16 @@ def test_of_a_store_that_cannot_be_used_doctor_says_why(monkeypatch: pytest.Monk
 
 def test_what_a_named_cluster_lacks_is_shown_though_its_runs_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = [Finding("rights", ok=False, detail="Read is missing")]
-    monkeypatch.setattr(cluster_checks, "examine_cluster", lambda *_: lacking)
-    monkeypatch.setattr(cluster_checks, "list_runs", lambda *_: pytest.fail("it was asked further"))
-    assert list(cluster_checks.examine_servers(load_recipe("arithmetic", ('kafka.bootstrap="k:1"',)))) == lacking
+    monkeypatch.setattr(cluster, "examine_cluster", lambda *_: lacking)
+    monkeypatch.setattr(cluster, "list_runs", lambda *_: pytest.fail("it was asked further"))
+    assert list(cluster.examine_servers(load_recipe("arithmetic", ('kafka.bootstrap="k:1"',)))) == lacking
 
 
 def test_doctor_of_a_recipe_that_names_servers_looks_at_both(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> None:
         raise KafkaAway("no Kafka answers at k:1")
 
-    monkeypatch.setattr(cluster_checks, "look_at_cluster", away)
+    monkeypatch.setattr(cluster, "look_at_cluster", away)
     monkeypatch.setenv("HEADRACE_S3_ACCESS_KEY", "k")
     monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", "k")
     with answering_server(404) as port:

@@ -21,8 +21,9 @@ from headrace.envs.terminal.contract import Terminal
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.weights.policy_files import Tokenizer
-from headrace.ops import recipe_check
 from headrace.ops.offline import trial
+from headrace.ops.preflight.contract import Asked
+from headrace.ops.preflight.table import examine
 
 PROBLEM = Problem("t", "say hi")
 
@@ -154,7 +155,7 @@ def test_a_machine_without_boxes_refuses_the_recipe(monkeypatch: pytest.MonkeyPa
 
     recipe = load_recipe("terminal")
     monkeypatch.setattr("headrace.envs.harbor.errands.check_boxes", refuse)
-    faults = recipe_check.examine(recipe_check.Asked(recipe))
+    faults = examine(Asked(recipe))
     assert [fault.sentence for fault in faults if not fault.is_doubt] == ["workflows.sums: this machine has no boxes"]
     with pytest.raises(HeadraceError, match="this machine has no boxes"):
         trial.try_recipe(trial.TrialRequest(recipe))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from headrace.ops import doctor
-from headrace.ops.usable_memory import Memory, measure_memory
+from headrace.ops.preflight import machine
+from headrace.ops.preflight.usable_memory import Memory, measure_memory
 
 GIB = 1 << 30
 V2 = {"memory.max": "max\n", "memory.current": f"{3 * GIB}\n", "memory.stat": f"anon 5\ninactive_file {GIB}\n"}
@@ -24,7 +24,7 @@ V1_NONE = {"memory.limit_in_bytes": "9223372036854771712\n"}
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=500 * GIB, total=512 * GIB))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=8 * GIB, total=8 * GIB))
 
@@ -65,7 +65,7 @@ def test_the_memory_is_the_least_of_the_machine_and_the_groups_around_the_proces
 
 
 def test_doctor_sees_that_a_container_has_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "measure_memory", lambda: Memory(GIB, 2 * GIB, limit=2 * GIB))
-    finding = doctor._check_memory()
+    monkeypatch.setattr(machine, "measure_memory", lambda: Memory(GIB, 2 * GIB, limit=2 * GIB))
+    finding = machine.check_memory()
     assert not finding.ok
     assert finding.detail.startswith("1.0 GiB free (this container or job may use 2.0 GiB), ")

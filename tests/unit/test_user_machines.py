@@ -21,7 +21,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.client_settings import read_client_settings
 from headrace.infra.whole_folder import write_new_folder
 from headrace.ops.compare.sweep_file import load_sweep
-from headrace.ops.doctor import examine
+from headrace.ops.preflight.table import examine_machine
 
 
 def test_nothing_of_the_shell_reaches_an_embedded_server_but_what_any_program_needs(
@@ -45,7 +45,7 @@ def test_a_user_without_a_home_folder_is_given_the_name_of_the_variable(monkeypa
     monkeypatch.delenv(USER_CACHE_VARIABLE, raising=False)
     with pytest.raises(UsageError, match=f"has no home folder.*set {CACHE_VARIABLE}"):
         cache_folder()
-    findings = {finding.what: finding for finding in examine()}
+    findings = {finding.what: finding for finding in examine_machine()}
     assert CACHE_VARIABLE in findings["cache folder"].detail
     assert findings["file locks"].ok
     monkeypatch.setenv(CACHE_VARIABLE, "/somewhere")
@@ -81,7 +81,9 @@ def test_a_file_system_without_locks_is_named_with_the_remedy(
         write_new_folder(tmp_path / "out"),
     ):
         pass
-    assert [finding.what for finding in examine() if "does not support flock" in finding.detail] == ["file locks"]
+    assert [finding.what for finding in examine_machine() if "does not support flock" in finding.detail] == [
+        "file locks"
+    ]
 
 
 def test_doctor_goes_on_where_the_folder_that_it_runs_in_is_gone(
@@ -90,6 +92,6 @@ def test_doctor_goes_on_where_the_folder_that_it_runs_in_is_gone(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    lacking = [finding.what for finding in examine() if not finding.ok]
+    lacking = [finding.what for finding in examine_machine() if not finding.ok]
     assert {"disk", "data folder", "file locks"} <= set(lacking)
     assert "cache folder" not in lacking

@@ -30,7 +30,6 @@ from headrace.schemas.records import (
     CuratedGroup,
     NamedObject,
     Position,
-    StepBegun,
     WarmStartExamples,
     WeightsPublished,
 )
@@ -39,7 +38,6 @@ from headrace.schemas.topics import (
     checkpoint_prefix,
     examples_key,
     policy_variant_of,
-    step_key,
     trainer_component,
 )
 from headrace.trainers.health import HEALTH_LOOK_BACK
@@ -96,8 +94,6 @@ class History:
     stretch: WeightStretch = WeightStretch()
     anchor_offset: int = -1
     """Offset of the record of its whole weights on the weights topic."""
-    begun: StepBegun | None = None
-    """The last step that was begun after a start."""
     files: tuple[NamedObject, ...] = ()
     """Config and tokenizer, as the newest anchor names them."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
@@ -185,12 +181,7 @@ class _Fold:
 
     def _fold_state(self, message: Message) -> None:
         history = self._history
-        if message.key == step_key(self._policy_variant):
-            begun = read_record(message, StepBegun)
-            history.begun = begun if begun and begun.run_id == self._run_id else None
-        elif not self._retired.fold_message(message) and message.key.startswith(
-            checkpoint_prefix(self._policy_variant)
-        ):
+        if not self._retired.fold_message(message) and message.key.startswith(checkpoint_prefix(self._policy_variant)):
             pointer = read_record(message, CheckpointPointer)
             is_own = pointer and policy_variant_of(pointer.policy, pointer.variant) == self._policy_variant
             if pointer and pointer.run_id == self._run_id and is_own:

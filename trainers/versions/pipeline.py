@@ -35,6 +35,7 @@ from headrace.trainers.learner.model import pin_threads
 from headrace.trainers.learner.serial_executor import SerialExecutor
 from headrace.trainers.learner.step_metrics import StepMetrics
 from headrace.trainers.versions.publisher import VersionUploader, upload_checkpoint
+from headrace.trainers.versions.step_note import StepNote
 
 log = structlog.get_logger()
 
@@ -100,10 +101,11 @@ class Pipeline:
         run: The run whose store takes the checkpoints.
         learner: Only the pipeline may use it until `close`.
         uploader: Only the pipeline may use it.
+        note: Names the running step.
     """
 
-    def __init__(self, run: Run, learner: Learner, uploader: VersionUploader) -> None:
-        self._run, self._learner, self._uploader = run, learner, uploader
+    def __init__(self, run: Run, learner: Learner, uploader: VersionUploader, note: StepNote) -> None:
+        self._run, self._learner, self._uploader, self._note = run, learner, uploader, note
         self.version = learner.version
         """The newest version that the learner has made; set in the step thread."""
         threads = torch.get_num_threads()
@@ -128,9 +130,14 @@ class Pipeline:
 
     @property
     def is_free(self) -> bool:
-        """Whether the learner is idle and may be given a step."""
+        """Whether the learner is idle and may be given a step.
+
+        A step in which the last process died begins only when all versions before it are taken, so that they are not
+        lost with this process too.
+        """
         is_idle = all(stepped.done() and stepped.exception() is None for _, stepped in self._in_flight)
-        return is_idle and len(self._in_flight) < MOST_AHEAD
+        most_ahead = 1 if self.version < self._note.found.version else MOST_AHEAD
+        return is_idle and len(self._in_flight) < most_ahead
 
     @property
     def is_empty(self) -> bool:
@@ -143,7 +150,8 @@ class Pipeline:
         def make_version() -> _Stepped:
             try:
                 begin = time.monotonic()
-                metrics = self._learner.step(request.sequences, request.version)
+                with self._note.hold(request.version, (entry.use_id for entry in request.batch)):
+                    metrics = self._learner.step(request.sequences, request.version)
                 self.version = request.version
                 reach("train.stepped")
                 stepped = time.monotonic()

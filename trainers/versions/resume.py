@@ -15,7 +15,7 @@ from headrace.infra.process.signals import StopRequested
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.tensors import WeightsError, hash_weights
-from headrace.schemas.records import NamedObject, StepBegun
+from headrace.schemas.records import NamedObject
 from headrace.trainers.batches.trained_groups import LineageBroken
 from headrace.trainers.health import HEALTH_LOOK_BACK
 from headrace.trainers.learner.checkpoint import CheckpointError
@@ -48,12 +48,8 @@ class ResumedTrainer:
     """Curated records before these positions that were in the window."""
     recent: Sequence[Mapping[str, float]] = ()
     """Metrics of the newest versions, oldest first."""
-    is_successor: bool = False
-    """Whether there was an earlier trainer."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
     """Offsets of the records on `batches`."""
-    begun: StepBegun | None = None
-    """A noted step to the next version that ended its process."""
 
 
 def resume(run: Run, policy_variant: str, history: History, stop: threading.Event) -> ResumedTrainer:
@@ -85,7 +81,6 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
     uploader = VersionUploader(run, policy_variant, history.files, base)
     announcer = VersionAnnouncer(run, policy_variant, history.anchor_offset)
     recent = [batch.metrics for batch in history.batches[-HEALTH_LOOK_BACK:]]
-    begun = history.begun if history.begun is not None and history.begun.version == learner.version + 1 else None
     return ResumedTrainer(
         learner,
         uploader,
@@ -95,9 +90,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
         positions,
         waiting,
         recent,
-        is_successor=True,
         offsets=history.offsets,
-        begun=begun,
     )
 
 

@@ -3,7 +3,7 @@
 **The world** is a feeder, two workers, two curators, a trainer, an object store and a log of topics with two
 partitions. What decides in it is the production code itself: `Feeder` with its `FeedState`, `Pacing` and `Overdue`;
 `TaskIntake` with ledgers and queue, `RunFollower`, `WeightLoader`, `Admission`; `GroupConsumer` with
-`CuratorPartition`, `Dedupe` and a chain; `Trainer` with `Scheduler`, window, evictions, trials,
+`CuratorPartition`, `Dedupe` and a chain; `Trainer` with `Scheduler`, window, evictions,
 `VersionUploader`, `VersionAnnouncer`; `history` and `resume`; the run loop itself. Of the model are:
 
 - `broker.py`: topics, transactions (read committed, fenced by transactional id), consumer groups (fenced by member).

@@ -105,7 +105,7 @@ class Flight:
 class Pipeline:
     """A step takes no time; publishing is another action, `upload_version`, which a frozen store holds up."""
 
-    def __init__(self, run: Run, learner: Learner, uploader: VersionUploader) -> None:
+    def __init__(self, run: Run, learner: Learner, uploader: VersionUploader, _note: None) -> None:
         self._run, self.learner, self._uploader = run, learner, uploader
         self.flights: deque[Flight] = deque()
         self.asked_to_check: tuple[bool, bool] | None = None

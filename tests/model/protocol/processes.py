@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from headrace.consumers.curate.curator import open_curator
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
@@ -19,6 +19,7 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feeder import open_feeder
 from headrace.schemas.versions import find_version_range
 from headrace.trainers.start import begin_or_resume
+from headrace.trainers.versions.step_note import StepNote
 from protocol.broker import STAGE, Blocked
 from protocol.clients import Cut, Writer
 from protocol.learner import Pipeline
@@ -218,7 +219,7 @@ class TrainerProcess(Looped):
         self.writer = Writer(f"m.train.{POLICY}")
         run = join()
         resumed = begin_or_resume(run, POLICY, self.writer, NEVER)
-        self.body = ModelTrainer(run, POLICY, resumed, Stopwatch())
+        self.body = ModelTrainer(run, POLICY, resumed, Stopwatch(), cast("StepNote", None))
         self.is_up = True
 
     def turns(self) -> tuple[str, ...]:
@@ -240,7 +241,7 @@ class TrainerProcess(Looped):
             (flight.request.version, tuple(map(_entry_key, flight.request.batch)), flight.uploaded is not None)
             for flight in pipeline.flights
         )
-        trials, checks, base = scheduler._trials, scheduler._store_checks, body._pipeline._uploader.base
+        checks, base = scheduler._store_checks, body._pipeline._uploader.base
         stretch = tuple((event.kind, event.version) for event in base.stretch.events) if base else ()
         waiting = tuple((message.partition, message.offset, message.value) for message in body._waiting)
         since = scheduler._evictions._since if evictions else 0.0
@@ -248,7 +249,6 @@ class TrainerProcess(Looped):
         return (
             body.run.revision, pipeline.learner.state, window, evictions, since, flights, stretch, waiting, check,
             scheduler.ended,
-            (trials.version, trials.died, trials.suspects, trials.is_noted, trials.noted),
             (body._messages.epoch, body._messages.weights_hash, repr(body._messages.offsets)),
             (pipeline.free_since, body._intake.arrived_at),
             positions_of(body._reader), scheduler._leaves,

@@ -16,7 +16,6 @@ from headrace.schemas.records import CuratedGroup, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
 from headrace.trainers import start
 from headrace.trainers.batches.groups import DecodedGroup, PreparedGroup
-from headrace.trainers.batches.trials import Trials
 from headrace.trainers.batches.window import T, Waiting
 from headrace.trainers.scheduler import BeginStep, Scheduler
 from headrace.trainers.trainer import Trainer
@@ -29,8 +28,8 @@ from protocol.learner import Learner
 class ModelScheduler(Scheduler[T]):
     """By the model's clock: the default was bound before that was in place."""
 
-    def __init__(self, settings: Settings, evaluate_every: int, seed: int, trials: Trials, ended: str = "") -> None:
-        super().__init__(settings, evaluate_every, seed, trials, ended, clock=now)
+    def __init__(self, settings: Settings, evaluate_every: int, seed: int, ended: str = "") -> None:
+        super().__init__(settings, evaluate_every, seed, ended, clock=now)
 
 
 class ModelTrainer(Trainer):

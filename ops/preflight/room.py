@@ -16,11 +16,11 @@ from typing import Any
 from headrace.infra.errors import HeadraceError
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.model_config import EXPERT_COUNTS, read_config
-from headrace.ops.device_check import CPU, TORCH, find_devices, probe_devices
-from headrace.ops.doctor import DISK_BYTES, GIB, find_existing_parent
-from headrace.ops.faults import Fault
-from headrace.ops.model_check import read_tensors
-from headrace.ops.usable_memory import measure_memory
+from headrace.ops.preflight.contract import Asked, Fault
+from headrace.ops.preflight.devices import CPU, TORCH, find_devices, probe_devices
+from headrace.ops.preflight.machine import DISK_BYTES, GIB, find_existing_parent
+from headrace.ops.preflight.models import read_tensors
+from headrace.ops.preflight.usable_memory import measure_memory
 from headrace.producers.engines.registry import MOST_BATCH_ROWS
 from headrace.schemas.topics import policy_of
 
@@ -164,8 +164,9 @@ def judge_memory(needs: Sequence[Need], rooms: Mapping[str, Room]) -> list[Fault
     return faults
 
 
-def find_lack_of_memory(recipe: Recipe) -> list[Fault]:
+def examine_memory(asked: Asked) -> list[Fault]:
     """Compare what a recipe starts here with the memory of this machine and of its GPUs."""
+    recipe = asked.recipe
     sizes = _measure_models(recipe)
     memory = measure_memory()
     rooms = {CPU: Room(memory.free + memory.swap_free, memory.total + memory.swap_total)}
@@ -218,12 +219,15 @@ def judge_disk(recipe: Recipe, folder: Path, free: int, objects: float) -> list[
     ]
 
 
-def find_lack_of_disk(recipe: Recipe, folder: Path, *, has_begun: bool) -> list[Fault]:
+def examine_disk(asked: Asked) -> list[Fault]:
     """Compare what the embedded servers keep of a run with the disk of their folder, which may not exist yet.
 
     For a run that has begun, this does not count the files that are there already.
     """
-    is_counted = not (has_begun or recipe.store.endpoint)
+    recipe, folder = asked.recipe, asked.folder
+    if folder is None:
+        return []
+    is_counted = not (asked.has_begun or recipe.store.endpoint)
     objects = estimate_objects(recipe, _measure_models(recipe)) if is_counted else 0.0
     return judge_disk(recipe, folder, shutil.disk_usage(find_existing_parent(folder.absolute())).free, objects)
 

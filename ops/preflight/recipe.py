@@ -1,19 +1,17 @@
-"""The checks of a recipe before anything is started: a table, read from top to bottom.
+"""The checks of what a recipe names, and of what its processes need on the machine where they start.
 
-A check is a function that returns all faults that it finds.
+A check returns all faults that it finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TypeAlias
+from dataclasses import replace
+from functools import partial
 
 from headrace.consumers.curate.revision_chains import load_policy_chain
 from headrace.envs.contract import Environment
 from headrace.envs.data.rows import list_left_out_of, read_data_of
-from headrace.envs.identity import find_version, identify_environment
+from headrace.envs.identity import find_version
 from headrace.envs.registry import (
     check_alphabet,
     check_characters,
@@ -23,122 +21,34 @@ from headrace.envs.registry import (
     load_environment,
     load_workflow,
 )
-from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.recipe.named import find_named
-from headrace.infra.recipe.settings import Lora, Policy, Recipe, TrainerSettings
-from headrace.ops.device_check import find_device_faults, find_devices, probe_devices
-from headrace.ops.doctor import Finding
-from headrace.ops.faults import Fault, collect_faults, refuse
-from headrace.ops.model_check import check_model, check_model_files, check_tokenizer
-from headrace.ops.prompt_check import check_prompts_fit, check_template_takes_prompt
-from headrace.ops.room_check import find_lack_of_disk, find_lack_of_memory
+from headrace.infra.recipe.settings import Lora, Policy, TrainerSettings
+from headrace.ops.preflight.contract import Asked, Fault, collect_faults, find_faults
+from headrace.ops.preflight.models import check_model, check_model_files, check_tokenizer
+from headrace.ops.preflight.prompts import check_prompts_fit, check_template_takes_prompt
 from headrace.producers.engines.contract import EngineError, Sampling, check_sampling
 from headrace.producers.engines.registry import check_engine
 from headrace.producers.feed.selectors.registry import load_feed_selectors
 from headrace.producers.feed.task_source import refuse_small_held_out
 from headrace.producers.feed.worked_examples import read_first_example
-from headrace.schemas.records import UsedEnvironment
 from headrace.schemas.topics import policy_of
 from headrace.trainers.batches.estimator import check_advantage
 
 LOSS_KEYS = ("loss", "aggregation", "correction", "count_rejected", "kl", "reference", "final_share")
 """Keys of `[trainer]` whose check needs torch. Importing it takes seconds, so it is done only if a key is set."""
-WORKFLOWS = "workflows"
-"""Name of the check of workflows, environments and their data."""
 SINGLE_TURN = "single_turn"
 """The workflow that only sends the environment's messages to its policies."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The input of the checks."""
-
-    recipe: Recipe
-    folder: Path | None = None
-    """Where embedded servers keep their data; None if none is started."""
-    has_begun: bool = False
-    """Whether the run has begun: version 0 exists, and the models' folders may be deleted."""
-    environments: dict[str, Environment] = field(default_factory=dict)
-    """Workflow to its environment with its data, as the checks have built it."""
-
-
-def build_check_input(recipe: Recipe, folder: DataFolder) -> Asked:
-    """Return the input of the checks for a run in a data folder. Raises HeadraceError if its notes cannot be read."""
-    notes = folder.read()
-    is_embedded = not (recipe.kafka.bootstrap and recipe.store.endpoint)
-    return Asked(recipe, folder.root if is_embedded else None, notes is not None and notes.run == recipe.name)
-
-
-Check: TypeAlias = Callable[[Asked], list[Fault]]
-
-
-def check_names(recipe: Recipe) -> tuple[UsedEnvironment, ...]:
-    """Check that all names of a recipe exist, from algorithms to environments, without looking at this machine.
-
-    Return its environments and their data. Raises RecipeUnfit with all faults, and with the names that exist.
-    """
-    asked = Asked(recipe)
-    refuse([fault for check in CHECKS_OF_NAMES.values() for fault in check(asked)])
-    return list_environments(asked)
-
-
-def list_environments(asked: Asked) -> tuple[UsedEnvironment, ...]:
-    """Return the environments that the checks have built, and the data that these have read."""
-    return tuple(identify_environment(name, environment) for name, environment in asked.environments.items())
-
-
-def examine(asked: Asked) -> list[Fault]:
-    """Return all faults and doubts about a recipe that is to run on this machine."""
-    return [fault for check in CHECKS.values() for fault in check(asked)]
-
-
-def examine_for_trial(recipe: Recipe) -> list[Fault]:
-    """Return all faults and doubts about a recipe for `headrace try`, where no feeder and no servers run."""
-    asked = Asked(_with_one_process(recipe))
-    return [fault for what, check in CHECKS.items() if what not in RUN_ONLY for fault in check(asked)]
-
-
-def _with_one_process(recipe: Recipe) -> Recipe:
-    """Return a recipe whose trainers are one process each, as in a trial."""
-    one = {"processes": 1, "tensor_parallel": 1}
-    policies = {
-        name: policy.model_copy(update={"trainer": {**policy.trainer, **one}})
-        for name, policy in recipe.policies.items()
-    }
-    shadows = {
-        name: shadow.model_copy(update={"trainer": {**shadow.trainer, **one}})
-        for name, shadow in recipe.shadows.items()
-    }
-    trainer = recipe.trainer.model_copy(update=one)
-    return recipe.model_copy(update={"trainer": trainer, "policies": policies, "shadows": shadows})
-
-
-def run_checks(asked: Asked) -> Iterator[Finding]:
-    """Yield what `headrace doctor RECIPE` shows: every check, with its faults."""
-    for what, check in CHECKS.items():
-        faults = check(asked)
-        lines = [f"{'maybe: ' * fault.is_doubt}{fault.sentence}" for fault in faults]
-        if what == WORKFLOWS:
-            lines = [*_describe_sizes(asked), *lines]
-        detail = f"\n{' ' * 20}".join(lines)
-        yield Finding(what, all(fault.is_doubt for fault in faults), detail, is_note=bool(faults))
-
-
-def _describe_sizes(asked: Asked) -> Iterator[str]:
-    for name, environment in asked.environments.items():
-        training, held_out = environment.size("train"), environment.size("held_out")
-        found = "any number of problems" if training is None else f"{training:,} {inflect(training, 'problem')}"
-        yield (f"{name}: {found} for training, {'any number' if held_out is None else f'{held_out:,}'} held out")
 
 
 # ----------------------------------------------------------------------------------------------------- of any machine
 
 
-def _check_engine(asked: Asked) -> list[Fault]:
+def examine_engine(asked: Asked) -> list[Fault]:
+    """Check that the engine exists, and takes the sampling of rollouts and evaluations."""
     faults: list[Fault] = []
     with collect_faults(faults):
         check_engine(asked.recipe)
@@ -156,7 +66,8 @@ def _check_engine(asked: Asked) -> list[Fault]:
     return faults
 
 
-def _check_models(asked: Asked) -> list[Fault]:
+def examine_models(asked: Asked) -> list[Fault]:
+    """Check models, tokenizers, warm starts and adapters, as far as their configs show."""
     faults: list[Fault] = []
     for name, policy in asked.recipe.policies.items():
         with collect_faults(faults):
@@ -178,7 +89,7 @@ def _check_models(asked: Asked) -> list[Fault]:
     return faults
 
 
-def _check_workflows(asked: Asked) -> list[Fault]:
+def examine_workflows(asked: Asked) -> list[Fault]:
     """Check environments, their data and their prompts, and the functions that play them."""
     recipe = asked.recipe
     faults = [
@@ -222,7 +133,7 @@ def _check_prompts(environment: Environment, name: str, policy: Policy, workflow
     return faults if workflow == SINGLE_TURN else [replace(fault, is_doubt=True) for fault in faults]
 
 
-def _check_feed(asked: Asked) -> list[Fault]:
+def examine_feed(asked: Asked) -> list[Fault]:
     """Check what the feeder needs of selectors and of environments."""
     recipe, faults = asked.recipe, list[Fault]()
     with collect_faults(faults):
@@ -249,7 +160,7 @@ def _check_feed(asked: Asked) -> list[Fault]:
     return faults
 
 
-def _check_algorithms(asked: Asked) -> list[Fault]:
+def examine_algorithms(asked: Asked) -> list[Fault]:
     """Check the algorithms, advantages and losses of curators and trainers."""
     recipe, faults = asked.recipe, list[Fault]()
     for policy_variant in recipe.policy_variants:
@@ -292,25 +203,23 @@ def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -
 # --------------------------------------------------------------------------------- of the machine where processes start
 
 
-def _check_own_engine(asked: Asked) -> list[Fault]:
+def examine_own_engine(asked: Asked) -> list[Fault]:
     """Check that the user's own engine can be imported: only a machine with rollout workers needs it."""
-    faults: list[Fault] = []
-    if asked.recipe.launch.workers and ":" in asked.recipe.rollout.engine.use:
-        with collect_faults(faults):
-            find_named("rollout.engine", asked.recipe.rollout.engine.use, {})
-    return faults
+    name = asked.recipe.rollout.engine.use
+    if not asked.recipe.launch.workers or ":" not in name:
+        return []
+    return find_faults(lambda: find_named("rollout.engine", name, {}))
 
 
-def _check_boxes(asked: Asked) -> list[Fault]:
+def examine_boxes(asked: Asked) -> list[Fault]:
     """Let environments look whether this machine can play them: only one with rollout workers must."""
     faults: list[Fault] = []
     for name, environment in asked.environments.items() if asked.recipe.launch.workers else ():
-        with collect_faults(faults, f"workflows.{name}: "):
-            getattr(environment, "check_machine", lambda: None)()
+        faults += find_faults(getattr(environment, "check_machine", lambda: None), f"workflows.{name}: ")
     return faults
 
 
-def _check_partitions(asked: Asked) -> list[Fault]:
+def examine_partitions(asked: Asked) -> list[Fault]:
     """Doubt processes that would idle, because each needs a partition of its own."""
     launch, kafka = asked.recipe.launch, asked.recipe.kafka
     of_tasks = "task_partitions" if kafka.task_partitions else "partitions"
@@ -329,67 +238,21 @@ def _check_partitions(asked: Asked) -> list[Fault]:
     ]
 
 
-def _check_devices(asked: Asked) -> list[Fault]:
-    wanted = find_devices(asked.recipe)
-    return find_device_faults(wanted, probe_devices(wanted)) if wanted else []
-
-
-def _check_model_files(asked: Asked) -> list[Fault]:
+def examine_model_files(asked: Asked) -> list[Fault]:
     """Check the folders that trainers on this machine read; once a run has begun, they take the files of version 0."""
     recipe, faults = asked.recipe, list[Fault]()
     for name, policy in recipe.policies.items():
         if policy.path and recipe.trainer_of(name).processes:
-            found: list[Fault] = []
-            with collect_faults(found):
-                check_model_files(name, policy)
+            found = find_faults(partial(check_model_files, name, policy))
             faults += [Fault(fault.sentence, asked.has_begun, fault.cause) for fault in found]
     return faults
 
 
-def _check_memory(asked: Asked) -> list[Fault]:
-    return find_lack_of_memory(asked.recipe)
+def examine_temporary_folder(_: Asked) -> list[Fault]:
+    """Check that temporary files can be made."""
+    return find_faults(temporary_folder)
 
 
-def _check_disk(asked: Asked) -> list[Fault]:
-    if asked.folder is None:
-        return []
-    return find_lack_of_disk(asked.recipe, asked.folder, has_begun=asked.has_begun)
-
-
-def _check_temporary_folder(_: Asked) -> list[Fault]:
-    faults: list[Fault] = []
-    with collect_faults(faults):
-        temporary_folder()
-    return faults
-
-
-def _check_client(asked: Asked) -> list[Fault]:
-    faults: list[Fault] = []
-    with collect_faults(faults):
-        merge_client_settings(asked.recipe.kafka.client)
-    return faults
-
-
-CHECKS_OF_NAMES: Mapping[str, Check] = {
-    "engine": _check_engine,
-    "models": _check_models,
-    WORKFLOWS: _check_workflows,
-    "feed": _check_feed,
-    "algorithms": _check_algorithms,
-}
-"""Checks for any machine. Workflows come before the feeder, which uses the environments that they build."""
-CHECKS: Mapping[str, Check] = {
-    "devices": _check_devices,
-    "model files": _check_model_files,
-    **CHECKS_OF_NAMES,
-    "own engine": _check_own_engine,
-    "boxes": _check_boxes,
-    "partitions": _check_partitions,
-    "memory": _check_memory,
-    "disk": _check_disk,
-    "temporary files": _check_temporary_folder,
-    "kafka client": _check_client,
-}
-"""All checks, for the machine where the processes start, in the order in which their faults are listed."""
-RUN_ONLY = frozenset({"feed", "partitions", "disk", "kafka client"})
-"""Checks that only a run needs."""
+def examine_client(asked: Asked) -> list[Fault]:
+    """Check the settings of the Kafka client."""
+    return find_faults(lambda: merge_client_settings(asked.recipe.kafka.client))

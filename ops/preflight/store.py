@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.infra.errors import HeadraceError
 from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.store.store_address import StoreAddress
-from headrace.ops.doctor import Finding
+from headrace.ops.preflight.contract import Finding
 
 LOOK_S = 3.0
 

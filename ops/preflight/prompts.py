@@ -12,8 +12,8 @@ from headrace.envs.messages import as_messages
 from headrace.infra.recipe.settings import Policy
 from headrace.infra.weights.model_config import read_config, read_context
 from headrace.infra.weights.prompt_tokens import render_calls
-from headrace.ops.faults import Doubt
-from headrace.ops.model_check import drop_generation_tags, make_jinja, read_default_template, read_tokenizer
+from headrace.ops.preflight.contract import Doubt
+from headrace.ops.preflight.models import drop_generation_tags, make_jinja, read_default_template, read_tokenizer
 
 _Render = Callable[[Sequence[Mapping[str, Any]]], str]
 MEASURED_PROMPTS = 16

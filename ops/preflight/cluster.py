@@ -17,8 +17,8 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import read_first_revision, read_topic_specs
 from headrace.infra.run.run import join, list_runs
 from headrace.infra.store.store_address import StoreAddress
-from headrace.ops.doctor import Finding
-from headrace.ops.store_check import examine_store
+from headrace.ops.preflight.contract import Finding
+from headrace.ops.preflight.store import examine_store
 from headrace.schemas.topics import Topics, TopicSpec, list_unmet
 
 LEAST = {

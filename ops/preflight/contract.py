@@ -1,14 +1,30 @@
-"""The faults of a recipe, which checks collect and one error lists."""
+"""What the checks before a start get and give: a recipe, its faults, which one error lists, and lines for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from headrace.envs.contract import Environment
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import describe_with_location, read_error_text
+from headrace.infra.recipe.settings import Recipe
 from headrace.infra.unreachable import is_unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The input of a recipe's checks."""
+
+    recipe: Recipe
+    folder: Path | None = None
+    """Where embedded servers keep their data; None if none is started."""
+    has_begun: bool = False
+    """Whether the run has begun: version 0 exists, and the models' folders may be deleted."""
+    environments: dict[str, Environment] = field(default_factory=dict)
+    """Workflow to its environment with its data, as the checks have built it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +36,17 @@ class Fault:
     is_doubt: bool = False
     """Whether the run may still work: a doubt is reported, but refuses nothing."""
     cause: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check, as one line: its name, whether it is ok, and the finding or the remedy."""
+
+    what: str
+    ok: bool
+    detail: str
+    is_note: bool = False
+    """Neither good nor lacking: it is not known, or a run works without it."""
 
 
 class RecipeUnfit(UsageError):
@@ -50,6 +77,14 @@ def collect_faults(faults: list[Fault], where: str = "") -> Iterator[None]:
             faults.append(Fault(f"{where}{said}", cause=error))
         else:
             raise
+
+
+def find_faults(call: Callable[[], object], where: str = "") -> list[Fault]:
+    """Return the fault that a call raises, if any, as `collect_faults` does."""
+    faults: list[Fault] = []
+    with collect_faults(faults, where):
+        call()
+    return faults
 
 
 def refuse(faults: Sequence[Fault]) -> None:
