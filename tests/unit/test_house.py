@@ -417,14 +417,14 @@ def test_every_arrow_of_the_walk_is_a_call() -> None:
     assert not wrong
 
 
-# ---------------------------------------------------------------------------------------------- the tree in the README
+# ---------------------------------------------------------------------------------------------- the tree of folders
 
 
-def tree_of_readme() -> dict[str, str]:
+def read_tree() -> dict[str, str]:
     """Return path to description of every line in the block after `<!-- tree -->`; two blanks are one level."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     block = re.search(r"<!-- tree -->\s*```[a-z]*\n(.*?)```", text, re.DOTALL)
-    assert block, "README.md has no fenced block after <!-- tree -->"
+    assert block, "CONTRIBUTING.md has no fenced block after <!-- tree -->"
     found: dict[str, str] = {}
     above: list[str] = []
     for line in filter(str.strip, block[1].splitlines()):
@@ -446,8 +446,8 @@ def folders_that_hold_something() -> Iterator[str]:
                 yield from ("/".join(parts[: end + 1]) + "/" for end in range(len(parts)))
 
 
-def test_the_tree_in_the_readme_is_true() -> None:
-    tree = tree_of_readme()
+def test_the_tree_of_folders_is_true() -> None:
+    tree = read_tree()
     there = {*folders_that_hold_something(), "docs/"}
 
     assert not there - tree.keys(), "these are missing in the tree"

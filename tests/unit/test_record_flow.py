@@ -145,7 +145,7 @@ def test_a_component_writes_what_the_map_says() -> None:
         assert named & kinds <= {flow.topic for flow in (*flows, *TAKES[component])}, component
 
 
-# ------------------------------------------------------------------------------------------------- the README's table
+# ------------------------------------------------------------------------------------------------- the table of topics
 
 COMPONENTS = {
     "feeder": "feed",
@@ -158,9 +158,9 @@ BESIDE = {"launcher", "swap", "gc", "page", "audit", "people", "all at their sta
 """Commands and people: they are no components, so the map has none of them."""
 
 
-def rows_of_the_readme() -> list[list[str]]:
+def rows_of_topics() -> list[list[str]]:
     """Return topics, records, writers, readers and key of each row of the table of topics."""
-    section = (ROOT / "README.md").read_text().partition("\n## Topics\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs" / "design.md").read_text().partition("\n## Topics\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in row] for row in rows]
 
@@ -172,9 +172,9 @@ def named(cell: str) -> set[str]:
     return {COMPONENTS[word] for word in words - BESIDE}
 
 
-def test_the_rows_of_the_readme_say_what_the_map_says() -> None:
+def test_the_rows_of_topics_say_what_the_map_says() -> None:
     known = set()
-    for row in rows_of_the_readme():
+    for row in rows_of_topics():
         topics = set(re.findall(r"`([a-z-]+)", row[0]))
         written = {
             (name, flow.record.__name__) for name, flows in WRITES.items() for flow in flows if flow.topic in topics
