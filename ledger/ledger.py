@@ -122,6 +122,7 @@ class Ledger:
         try:
             yield
         except BaseException:
+            self._data_version = -1  # what is known of the file was changed with it: it is read again
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -156,7 +157,9 @@ class Ledger:
 
         Raises:
             LedgerRemade: The ledger was damaged, or could not be written.
+            Exception: A defect in making the rows of a message; the rows of all others are written.
         """
+        defect: Exception | None = None
         with self._healing(), self._writing():
             self._reload()
             rows = Rows(self._next_ids)
@@ -168,7 +171,11 @@ class Ledger:
                 if message.topic == self.streams.recipe.topics.state:
                     has_feeder |= self._feeder.fold_message(message)
                     continue
-                record = self._readable.add_rows(rows, message, partition_id)
+                try:
+                    record = self._readable.add_rows(rows, message, partition_id)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    defect = defect or error
+                    continue
                 if isinstance(record, WorkerStatus):
                     write_status(self._db, message, record, arrived_ms)
                 elif self._readable.is_end_of_worker(message):
@@ -177,6 +184,8 @@ class Ledger:
             if has_feeder:
                 self._write_feeder()
             self._write_places()
+        if defect is not None:
+            raise defect
 
     def _take_place(self, message: Message) -> int | None:
         """Return the id of a message's partition, and move past the message; None if it was added before."""

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.ledger.ledger import Ledger, LedgerRemade
+from headrace.ledger.rows import Rows
 from headrace.ledger.run_streams import RunStreams
 from headrace.ops.audit.fold import AuditFold
 from headrace.ops.figures.group_counts import Issued, count_policies
@@ -90,6 +91,26 @@ ledger.add(SECOND[2:])
     assert done.returncode == -signal.SIGKILL
     ledger = opened(path)
     assert (count(ledger), ledger.positions) == (7, {(OUTCOMES, 0): 7})
+
+
+def test_a_defect_in_the_rows_of_one_record_loses_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, real = opened(path), Rows.add_outcome
+
+    def fail(self: Rows, message: Message, *more: Any) -> None:
+        if message.offset == 6:
+            raise TypeError("odd")
+        real(self, message, *more)
+
+    monkeypatch.setattr(Rows, "add_outcome", fail)
+    with pytest.raises(TypeError, match="odd"):
+        ledger.add(SECOND)
+    assert (count(ledger), ledger.positions) == (8, {(OUTCOMES, 0): 9})
+    monkeypatch.setattr(Ledger, "_write_rows", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ledger.add([outcome(9)])
+    monkeypatch.undo()
+    ledger.add([outcome(9)])
+    assert count(ledger) == 9, "a transaction that was rolled back moved no position"
 
 
 @pytest.mark.parametrize("given", [{"run_id": "another"}, {"recipe": sums_recipe()}])
