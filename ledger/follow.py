@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from headrace.infra.environment import cache_folder
+from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, LogTruncated, Message
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.run.run import Run
@@ -69,7 +70,8 @@ class Follower:
             except LedgerRemade:
                 self.begin_again()
             except LogTruncated as error:
-                self._read_truncated(error)
+                self.ledger.empty(str(error))
+                self.begin_again()
             else:
                 return
 
@@ -77,6 +79,10 @@ class Follower:
         """Read what is there, up to `most` messages; return their number.
 
         `arrived_ms` returns the time of a message's arrival, as `Ledger.add` takes it.
+
+        Raises:
+            LedgerRemade: The ledger is empty: give `begin_again`.
+            Exception: A defect in making rows; what was not written is read again.
         """
         try:
             messages = self._reader.poll(most, timeout_s)
@@ -84,31 +90,32 @@ class Follower:
             self.ledger.add([message for message in messages if not arrived_ms(message)])
             if new:
                 self.ledger.add(new, arrived_ms(new[-1]))
-        except LedgerRemade:
-            self.begin_again()
-            return 0
         except LogTruncated as error:
-            self._read_truncated(error)
-            return 0
+            self.ledger.empty(str(error))
+            raise LedgerRemade(str(error)) from error
+        except LedgerRemade:
+            raise
+        except Exception:
+            self.begin_again()
+            raise
         return len(messages)
 
-    def _read_truncated(self, error: LogTruncated) -> None:
-        self.ledger.empty(str(error))
-        self.begin_again()
-
     def begin_again(self) -> None:
-        """Read the topics again from where the ledger ends, after it was made anew."""
-        self._reader.close()
-        self._reader = self._open()
+        """Read the topics again from where the ledger ends. Raises KafkaAway or KafkaRefused."""
+        before, self._reader = self._reader, self._open()
+        before.close()
 
     def close(self) -> None:
         """Close the reader; the ledger stays open."""
         self._reader.close()
 
 
-def find_ledger_file(run_id: str) -> Path:
-    """Return the file of a run that has no folder on this machine."""
-    return cache_folder() / "ledgers" / f"{run_id}.sqlite"
+def find_ledger_file(run_id: str) -> Path | None:
+    """Return the file of a run that has no folder on this machine; None if this user has no cache folder."""
+    try:
+        return cache_folder() / "ledgers" / f"{run_id}.sqlite"
+    except UsageError:
+        return None
 
 
 def open_ledger(run: Run, path: Path | None) -> Ledger:

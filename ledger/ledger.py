@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import structlog
 
+from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.ledger.feeder_snapshot import FeederSnapshot
@@ -44,9 +45,17 @@ WITH_IDS = (
 WHERE_LATE = "component = 'train' AND use = 0 AND verdict IN ('expired', 'surplus')"
 """Condition of an index: outcomes of groups that reached the trainer too late."""
 BUSY_S = 30.0
-"""Longest wait for another command that writes; a transaction takes less than a second."""
-UNUSABLE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA})
-"""Codes of errors after which a file is made anew; after all others the ledger is kept in memory."""
+"""Longest wait for another command that writes; a transaction takes a second at most."""
+UNUSABLE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""Codes of errors after which a file is made anew."""
+REFUSED = frozenset({
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_AUTH,
+})  # fmt: skip
+"""Codes of errors after which the ledger is kept in memory. All others are defects, and are raised."""
+MOST_REMAKES = 3
+OTHER_FILES = ("schemas/episode_errors.py", "schemas/topics.py", "infra/weights/paths.py")
+"""Files of other rooms that decide what rows hold."""
 log = structlog.get_logger()
 Place: TypeAlias = tuple[int, int, int]
 """Id of a partition, its position, and the time of its newest record."""
@@ -69,10 +78,11 @@ class Ledger:
         self.run_id, self.streams, self.path = run_id, streams, path
         self._readable = Readable(run_id, streams)
         self._about = {"run": run_id, "build": _hash_build(), "streams": streams.digest}
+        self._remakes = 0
         try:
             self._open()
         except sqlite3.Error as error:
-            self._remake(error)
+            self._remake(error, in_memory=_find_code(error) in REFUSED)
 
     def _open(self) -> None:
         self._db = sqlite3.connect(self.path or ":memory:", timeout=BUSY_S, isolation_level=None)
@@ -89,12 +99,11 @@ class Ledger:
         self._data_version = -1
         self._reload()
 
-    def _remake(self, error: sqlite3.Error) -> None:
-        """Empty the ledger after an error: in a new file if the old one is unusable, else in memory."""
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        log.info("ledger.made_anew", file=str(self.path), why=str(error), in_memory=code & 0xFF not in UNUSABLE)
+    def _remake(self, error: Exception, *, in_memory: bool) -> None:
+        """Empty the ledger after an error: in memory, or in a new file."""
+        log.info("ledger.made_anew", file=str(self.path), why=str(error), in_memory=in_memory or self.path is None)
         self.close()
-        if code & 0xFF not in UNUSABLE or not _remove_file(self.path):
+        if in_memory or not _remove_file(self.path):
             self.path = None
         try:
             self._open()
@@ -104,29 +113,39 @@ class Ledger:
 
     def empty(self, why: str) -> None:
         """Make the ledger anew, because what it holds is not what the topics hold."""
-        self._remake(sqlite3.DatabaseError(why))
+        self._remake(sqlite3.DatabaseError(why), in_memory=False)
 
     @contextmanager
     def _healing(self) -> Iterator[None]:
-        """Make the ledger anew after an error of SQLite, and raise LedgerRemade."""
+        """Make the ledger anew after an error of its file, and raise LedgerRemade."""
         try:
             yield
         except sqlite3.Error as error:
-            self._remake(error)
+            code = _find_code(error)
+            if code not in UNUSABLE | REFUSED or self._remakes >= MOST_REMAKES:
+                raise
+            self._remakes += 1
+            self._remake(error, in_memory=code in REFUSED)
             raise LedgerRemade(str(error)) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction; another writer is waited for."""
+        """One transaction, or a part of the one that is under way; another writer is waited for."""
+        if self._has_transaction():
+            yield
+            return
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
             self._data_version = -1  # what is known of the file was changed with it: it is read again
-            if self._db.in_transaction:
+            if self._has_transaction():
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+    def _has_transaction(self) -> bool:
+        return self._db.in_transaction
 
     def _reload(self) -> None:
         """Take in what another command has written."""
@@ -173,6 +192,8 @@ class Ledger:
                     continue
                 try:
                     record = self._readable.add_rows(rows, message, partition_id)
+                except HeadraceError:  # such as KafkaAway, where a schema is asked for: nothing is written
+                    raise
                 except Exception as error:  # noqa: BLE001 - raised below
                     defect = defect or error
                     continue
@@ -210,6 +231,8 @@ class Ledger:
         self._db.executemany("INSERT OR IGNORE INTO dirty VALUES (?, ?, ?)", rows.dirty)
         if first_outcome is not None:
             self._db.execute(_ROLL_UP, (first_outcome,))
+        if rows.of["episode_error"]:
+            self._db.execute(_ROLL_UP_ERRORS, (rows.of["episode_error"][0][0],))
 
     def _write_feeder(self) -> None:
         self._db.execute("DELETE FROM feeder_state")
@@ -263,8 +286,9 @@ class Ledger:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Give the database for one transaction. Raises LedgerRemade."""
+        """Give the database for one transaction, in which all queries see one moment. Raises LedgerRemade."""
         with self._healing(), self._writing():
+            self._reload()
             yield self._db
 
     def close(self) -> None:
@@ -293,6 +317,8 @@ _ROLL_UP = """
 
 def _remove_file(path: Path | None) -> bool:
     """Remove the file of a ledger, with those that SQLite has beside it; return whether that is possible."""
+    if path is None:
+        return True
     try:
         for end in ("", "-wal", "-shm"):
             Path(f"{path}{end}").unlink(missing_ok=True)
@@ -301,10 +327,24 @@ def _remove_file(path: Path | None) -> bool:
     return True
 
 
+def _find_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary code of an error; 0 for an error of how it is used."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 @cache
 def _read_tables() -> str:
     text = resources.files("headrace.ledger").joinpath("tables.sql").read_text()
     return "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+
+
+_ROLL_UP_ERRORS = """
+    INSERT INTO error_kind
+    SELECT variant, stream, kind, sum(episodes), min(id), min(CASE WHEN has_traceback THEN id END)
+    FROM episode_error WHERE id >= ? GROUP BY 1, 2, 3
+    ON CONFLICT DO UPDATE SET
+        episodes = episodes + excluded.episodes, traced_id = coalesce(traced_id, excluded.traced_id)
+"""
 
 
 @cache
@@ -312,6 +352,7 @@ def _hash_build() -> str:
     """Return a hash of this room's files: rows that another build has written may mean something else."""
     files = [one for one in resources.files("headrace.ledger").iterdir() if one.is_file()]
     made = blake2b(digest_size=16)
-    for file in sorted(files, key=lambda one: one.name):
+    others = [resources.files("headrace").joinpath(one) for one in OTHER_FILES]
+    for file in (*sorted(files, key=lambda one: one.name), *others):
         made.update(file.read_bytes())
     return made.hexdigest()

@@ -22,7 +22,7 @@ from headrace.schemas.version_records import OFF_POLICY_GAP
 
 BLOCK_BITS = 10
 """A block is 1 << BLOCK_BITS consecutive numbers of a stream, whose counts are kept."""
-LARGEST = 2**53
+LARGEST = 2**40
 """Largest count that is kept of one record: sums of larger ones would not fit into SQLite's integers."""
 SEPARATOR = "\x1f"
 """Between the parts of a key that is made of several texts."""

@@ -22,6 +22,8 @@ CREATE TABLE outcome (
 CREATE INDEX outcome_of_number ON outcome (variant, stream, number);
 CREATE INDEX outcome_too_late ON outcome (variant, tokens)
     WHERE component = 'train' AND use = 0 AND verdict IN ('expired', 'surplus');
+CREATE INDEX outcome_discarded ON outcome (variant, stream, at_ms)
+    WHERE level = 'group' AND use = 0 AND verdict <> 'kept';
 CREATE INDEX outcome_of_trajectory ON outcome (variant) WHERE level = 'trajectory';
 CREATE INDEX outcome_at_time ON outcome (variant, stream, at_ms);
 
@@ -34,6 +36,11 @@ CREATE TABLE episode_error (
 );
 CREATE INDEX error_at_time ON episode_error (variant, stream, at_ms);
 CREATE INDEX error_of_outcome ON episode_error (outcome_id);
+-- Sums over them. first_id, traced_id: of the first, and of the first whose group holds a traceback.
+CREATE TABLE error_kind (
+    variant TEXT NOT NULL, stream TEXT NOT NULL, kind TEXT NOT NULL, episodes INTEGER NOT NULL,
+    first_id INTEGER NOT NULL, traced_id INTEGER, PRIMARY KEY (variant, stream, kind)
+) WITHOUT ROWID;
 
 -- Sums over the outcomes that decide.
 CREATE TABLE decided (
@@ -90,8 +97,8 @@ CREATE TABLE served (worker TEXT NOT NULL, policy TEXT NOT NULL, version INTEGER
 CREATE TABLE skew (policy TEXT PRIMARY KEY, greatest INTEGER NOT NULL) WITHOUT ROWID;
 -- How a worker took a version.
 CREATE TABLE taken (
-    id INTEGER PRIMARY KEY, policy TEXT NOT NULL, worker TEXT NOT NULL, version INTEGER NOT NULL, fetch_s REAL NOT NULL,
-    verify_s REAL NOT NULL, apply_s REAL NOT NULL, pause_s REAL NOT NULL, UNIQUE (policy, worker, version)
+    id INTEGER PRIMARY KEY, policy TEXT NOT NULL, worker TEXT NOT NULL, version INTEGER NOT NULL, fetch_s REAL, verify_s REAL,
+    apply_s REAL, pause_s REAL, UNIQUE (policy, worker, version)
 );
 
 -- concludes: whether it concludes a number, or opens it again.

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.rows import BLOCK_BITS, SEPARATOR
 
+BLOCKS_AT_ONCE = 64
+"""Blocks that are counted in one transaction."""
 NUMBERS = f"""
     WITH fact AS (
         SELECT number, use, 1 AS trained, 0 AS kept, 0 AS discarded, NULL AS conclusion, 0 AS deaths, 0 AS task_deaths
@@ -68,7 +70,7 @@ class Tally:
 
 def count_numbers(ledger: Ledger, variant: str) -> list[Tally]:
     """Return the counts of a policy or shadow, by stream."""
-    _recount(ledger)
+    recount(ledger)
     rows = ledger.query(
         "SELECT stream, is_replay, sum(kept), sum(trained), sum(dead), sum(concluded), sum(untrained), sum(doubled)"
         " FROM tally WHERE variant = ? GROUP BY 1, 2",
@@ -79,7 +81,7 @@ def count_numbers(ledger: Ledger, variant: str) -> list[Tally]:
 
 def count_reasons(ledger: Ledger, variant: str) -> dict[tuple[str, str, str], int]:
     """Return (component, verdict, reason) to the first uses that were discarded so; of several the first by name."""
-    _recount(ledger)
+    recount(ledger)
     rows = ledger.query("SELECT conclusion, sum(groups) FROM tally_of_reason WHERE variant = ? GROUP BY 1", variant)
     found = {}
     for conclusion, groups in rows:
@@ -95,16 +97,19 @@ def count_concluded(ledger: Ledger, variant: str, stream: str, first: int, last:
     return int(ledger.query_by_name(f"{NUMBERS} SELECT count(*) FROM one WHERE {where}", span)[0][0])
 
 
-def _recount(ledger: Ledger) -> None:
-    """Count the blocks anew in which something has changed."""
-    dirty = ledger.query("SELECT variant, stream, block FROM dirty")
-    if not dirty:
-        return
+def recount(ledger: Ledger) -> None:
+    """Count the blocks anew in which something has changed. Raises LedgerRemade."""
+    while ledger.query("SELECT 1 FROM dirty LIMIT 1"):
+        _recount_some(ledger)
+
+
+def _recount_some(ledger: Ledger) -> None:
     with ledger.writing() as db:
-        for variant, stream, block in db.execute("SELECT variant, stream, block FROM dirty").fetchall():
+        some = f"SELECT variant, stream, block FROM dirty LIMIT {BLOCKS_AT_ONCE}"
+        for variant, stream, block in db.execute(some).fetchall():
             span = {"variant": variant, "stream": stream, "block": block, "first": block << BLOCK_BITS}
             span["last"] = span["first"] + (1 << BLOCK_BITS) - 1
             for table, recount in (("tally", _RECOUNT), ("tally_of_reason", _RECOUNT_REASONS)):
                 db.execute(f"DELETE FROM {table} WHERE (variant, stream, block) = (:variant, :stream, :block)", span)
                 db.execute(recount, span)
-        db.execute("DELETE FROM dirty")
+            db.execute("DELETE FROM dirty WHERE (variant, stream, block) = (:variant, :stream, :block)", span)

@@ -76,16 +76,13 @@ class ErrorSeen:
 
 
 _OF_EPISODES = """
-    SELECT stream, kind, max(episodes) FROM (
-        SELECT stream, kind, variant, sum(episodes) AS episodes, min(id) AS first FROM episode_error
-        WHERE variant IN (SELECT value FROM json_each(:variants)) GROUP BY stream, kind, variant
-    ) GROUP BY stream, kind ORDER BY min(first) LIMIT :most
+    SELECT stream, max(episodes), coalesce(min(traced_id), min(first_id)) FROM error_kind
+    WHERE variant IN (SELECT value FROM json_each(:variants)) GROUP BY stream, kind ORDER BY min(first_id) LIMIT :most
 """
 """The policies are counted apart, because the group of each holds all failures of its task."""
 _FIRST = """
     SELECT episodes, reason, detail, at, role, turn, stream, number, task_id, '', -1, has_traceback FROM episode_error
-    WHERE stream = :stream AND kind = :kind AND variant IN (SELECT value FROM json_each(:variants))
-    ORDER BY has_traceback DESC, id LIMIT 1
+    WHERE id = ?
 """
 _ASKED = """
     SELECT stream, sum(asked) FROM decided
@@ -118,8 +115,8 @@ def list_episode_errors(ledger: Ledger, variants: Iterable[str]) -> list[ErrorSe
     for stream, episodes in ledger.query_by_name(_ASKED, of):
         asked[stream] = max(asked.get(stream, 0), episodes)
     found = []
-    for stream, kind, count in ledger.query_by_name(_OF_EPISODES, of):
-        [first] = ledger.query_by_name(_FIRST, {**of, "stream": stream, "kind": kind})
+    for stream, count, first_id in ledger.query_by_name(_OF_EPISODES, of):
+        [first] = ledger.query(_FIRST, first_id)
         found.append(replace(_read_seen(first), count=count, asked=asked.get(stream, 0)))
     return found
 

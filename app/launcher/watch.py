@@ -54,10 +54,10 @@ def watch(
                 raise AllFailed(page.hopeless)
             if servers.watch():  # not asked at the end too: `up` stops them when it gives the run up
                 drain.restart_clocks()
+        return page.ended
     finally:
         page.close()
         servers.stop()
-    return page.ended
 
 
 def make_servers(run: Run, say: Callable[[str], None]) -> Servers:

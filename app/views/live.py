@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import structlog
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from headrace.app.views.lag_meter import LagMeter
 from headrace.app.views.safe_text import Text
 from headrace.app.views.say import say
+from headrace.app.views.standstill_news import StandstillNews
 from headrace.app.views.tables import describe_revision
 from headrace.app.views.view import Moment, describe_so_far, line, list_warnings, page
 from headrace.infra.errors import HeadraceError
-from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.clients import KafkaAway, Message
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.ledger.follow import Follower, open_ledger
 from headrace.ledger.ledger import LedgerRemade
 from headrace.ledger.liveness import is_alive
+from headrace.ledger.tallies import recount
 from headrace.ops.episode_errors import ErrorSeen
-from headrace.ops.figures.figures import Figures, measure_lags
+from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import find_pulse
 from headrace.ops.figures.run_figures import RunFigures
-from headrace.ops.figures.standstill import Standstill, Surroundings
+from headrace.ops.figures.standstill import Surroundings
 from headrace.schemas.episode_errors import error_key_of
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import EvalResult
@@ -41,12 +43,6 @@ BUSY_SHARE = 0.05
 """Largest share of a core to spend on figures, for any number of groups."""
 PLAIN_INTERVAL_S = 5.0
 """Seconds between two lines of `--plain`."""
-LAG_S = 4.0
-WELL_S = 5.0
-GOOD_NEWS = {"failing": "episodes succeed again", "dropped": "groups are trained again"}
-"""Cause of a standstill to the line about its end. The line is printed WELL_S later, as such causes come and go."""
-VERSIONS_AGAIN = "new versions are made again"
-"""The line about the end of a standstill that had another cause at any time: its groups may have failed afterwards."""
 PAST_S = 60.0
 """Longest time to read a run's past before something is shown, in seconds."""
 MOST_MESSAGES_A_POLL = 512
@@ -86,7 +82,8 @@ class LivePage:
         self._fold = Figures(run.run_id, run.recipe, run.revisions, rows)
         self._follower = Follower(run.connection, rows, rows.topics, "page")
         self._past = Past(self._follower.ends())
-        self._begun = False
+        self._stage: Literal["past", "shown", "lost"] = "past"
+        """Whether it reads the past, shows the run, or has lost its ledger, so that all is to be read again."""
         self._revision = 0
         """The revision in force at the last look."""
         self._standstill_news = StandstillNews()
@@ -96,6 +93,8 @@ class LivePage:
         self._lag = LagMeter(run)
         self._began = time.monotonic() - spent_s
         self._due = self._line_due = 0.0
+        with suppress(LedgerRemade):  # a ledger that was made anew is empty
+            recount(rows)
         self._figures = self._fold.compute_figures({}, 0)
         self._pulse = find_pulse(self._fold.ledger, 0)
         self._last_line: object = None
@@ -105,16 +104,27 @@ class LivePage:
 
     def turn(self, timeout_s: float) -> None:
         """Read what is new, waiting at most that long for it, and show it when a redraw is due."""
-        with self._errors.suppress_own_errors():
-            self._follower.poll(MOST_MESSAGES_A_POLL, timeout_s, lambda one: 0 if self._past.has(one) else now_ms())
-        if not self._begun and self._past.is_read(self._follower.positions):
-            self._begin()
-        if self._begun and time.monotonic() >= self._due:
-            self._refresh()
+        try:
+            if self._stage == "lost":
+                self._start_again()
+            with self._errors.suppress_own_errors():
+                self._follower.poll(MOST_MESSAGES_A_POLL, timeout_s, lambda one: 0 if self._past.has(one) else now_ms())
+            if self._stage == "past" and self._past.is_read(self._follower.positions):
+                self._begin()
+            if self._stage == "shown" and time.monotonic() >= self._due:
+                self._refresh()
+        except LedgerRemade:
+            self._stage = "lost"
+
+    def _start_again(self) -> None:
+        """Read the past again, after the ledger was made anew. While Kafka is away, the next turn tries it again."""
+        with suppress(KafkaAway):
+            self._follower.begin_again()
+            self._past, self._stage = Past(self._follower.ends()), "past"
 
     def _begin(self) -> None:
         """Report the state of a run that has begun before, and show it from now on."""
-        self._begun = True
+        self._stage = "shown"
         with self._errors.suppress_own_errors():
             figures = self._fold.compute_figures({}, 0)
             if figures.versions:
@@ -150,7 +160,10 @@ class LivePage:
     @property
     def ended(self) -> str:
         """Why the run is over; empty while it is running."""
-        return self._fold.ended if self._errors.has_reported else self._figures.ended
+        with suppress(LedgerRemade):
+            return self._fold.ended if self._errors.has_reported else self._figures.ended
+        self._stage = "lost"
+        return self._figures.ended
 
     @property
     def in_flight(self) -> int:
@@ -192,7 +205,7 @@ class LivePage:
     def standstill(self) -> str:
         """Why the run makes no further version, even before one is overdue; empty once it has ended."""
         now, standstill = now_ms(), None
-        with self._errors.suppress_own_errors():
+        with suppress(LedgerRemade), self._errors.suppress_own_errors():
             found = self._fold.compute_figures(self._lag.newest, now)
             standstill = self._fold.standstill(found, self._around(), now, at_once=True)
         return "" if standstill is None else standstill.sentence
@@ -208,8 +221,9 @@ class LivePage:
         try:
             if not (self.ended and self._last_line == self._measure_progress):
                 self._line_due = 0.0
-            if self._begun:
-                self._refresh()
+            with suppress(LedgerRemade):
+                if self._stage == "shown":
+                    self._refresh()
         finally:
             if self._live is not None:
                 self._live.transient = bool(self.ended)
@@ -224,11 +238,8 @@ class LivePage:
 
     def _refresh(self) -> None:
         began, worked = time.monotonic(), time.thread_time()
-        try:
-            with self._errors.suppress_own_errors():
-                self._show(began)
-        except LedgerRemade:
-            self._follower.begin_again()
+        with self._errors.suppress_own_errors():
+            self._show(began)
         self._due = time.monotonic() + max(REFRESH_S, (time.thread_time() - worked) / BUSY_SHARE)
 
     def _show(self, began: float) -> None:
@@ -331,67 +342,3 @@ class PageErrors:
                     "yellow",
                 )
             self.has_reported = True
-
-
-class StandstillNews:
-    """The lines about a standstill and its end, each once per cause."""
-
-    def __init__(self) -> None:
-        self.cause = ""
-        """Cause of the standstill that was reported last; empty once its end was reported."""
-        self._good_news = ""
-        self._told: set[tuple[str, str]] = set()
-        """Policies and causes since the last end; those that failing episodes have may come in turn."""
-        self._well_since_s = math.inf
-        self._versions: dict[str, int] = {}
-        """The newest versions during the standstill."""
-
-    def take_sentence(self, found: Standstill | None, now_s: float, versions: Mapping[str, int]) -> str:
-        """Return the sentence to print now, each only once; empty if there is nothing new.
-
-        Args:
-            found: The standstill of this moment, if there is one.
-            now_s: Of a monotonic clock.
-            versions: The newest version of each policy.
-        """
-        if found is not None:
-            self._well_since_s, self._versions = math.inf, dict(versions)
-            is_new = (found.policy, found.cause) not in self._told
-            self._told = {one for one in self._told if one[1] in GOOD_NEWS} | {(found.policy, found.cause)}
-            self.cause = found.cause
-            if self._good_news != VERSIONS_AGAIN:
-                self._good_news = GOOD_NEWS.get(found.cause, VERSIONS_AGAIN)
-            return found.sentence if is_new else ""
-        self._well_since_s = min(self._well_since_s, now_s)
-        if not self.cause or (self.cause in GOOD_NEWS and now_s - self._well_since_s < WELL_S):
-            return ""
-        if self._good_news == VERSIONS_AGAIN and self._versions == versions:  # as while a killed worker starts again
-            return ""
-        good_news, self._good_news, self.cause = self._good_news, "", ""
-        self._told.clear()
-        return good_news
-
-
-class LagMeter:
-    """Asks the broker for the lag now and then, in a thread of its own: an unreachable broker delays nothing else."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._stop = threading.Event()
-        self.positions: Mapping[PartitionId, int] = {}
-        """Next offsets of the curated topics, as the trainers last reported."""
-        self.newest: Mapping[str, int] = {}
-        """Topic to unread records, some seconds old."""
-        self._thread = threading.Thread(target=self._measure_until_stopped, name="lag-meter", daemon=True)
-        self._thread.start()
-
-    def _measure_until_stopped(self) -> None:
-        while not self._stop.wait(LAG_S):
-            try:
-                self.newest = measure_lags(self._run, self.positions)
-            except HeadraceError as error:
-                log.debug("page.no_lag", why=str(error))
-
-    def close(self) -> None:
-        """Stop asking; a request in flight still finishes."""
-        self._stop.set()

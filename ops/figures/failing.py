@@ -14,9 +14,10 @@ ENOUGH = 32
 ENOUGH_TASKS = 8
 """Number of tasks that these episodes must come from. If half of all tasks fail, this happens one time in 256."""
 _FAILED = f"""
-    SELECT outcome_id, at_ms / 1000, kind, reason, detail, at, role, turn, episodes, has_traceback FROM episode_error
+    SELECT count(DISTINCT outcome_id), sum(episodes), min(at_ms) / 1000, max(at_ms) / 1000, min(id), kind
+    FROM episode_error
     WHERE variant = ? AND stream = ? AND at_ms >= ? AND reason IN ({", ".join(f"'{one}'" for one in RAISED)})
-    ORDER BY id
+    GROUP BY kind ORDER BY min(id)
 """
 
 
@@ -62,21 +63,26 @@ class Failures:
         return [one for one in found if one is not None]
 
     def _count(self, variant: str, streams: list[str], since_ms: int, succeeded_ms: dict[str, int]) -> Failing | None:
-        counts, first = Counter[str](), dict[str, EpisodeError]()
-        seconds, groups, seen = set[int](), set[int](), list[str]()
+        counts, first = Counter[str](), dict[str, int]()
+        seconds, groups, seen = set[int](), 0, list[str]()
         for stream in streams:
             begin_s = max(since_ms // 1000, succeeded_ms.get(stream, -1000) // 1000 + 1)
-            for outcome_id, second, kind, *error in self._ledger.query(_FAILED, variant, stream, begin_s * 1000):
-                one = EpisodeError(*error)
-                first.setdefault(kind, one)
-                counts[kind] += one.episodes
-                seconds.add(second)
-                groups.add(outcome_id)
+            rows = self._ledger.query(_FAILED, variant, stream, begin_s * 1000)
+            # A group with several errors counts for each: that matters only for the first few groups.
+            for of_kind, episodes, begin, end, first_id, kind in rows:
+                first.setdefault(kind, first_id)
+                counts[kind] += episodes
+                seconds |= {begin, end}
+                groups += of_kind
                 seen.append(stream)
-        if counts.total() < ENOUGH or len(groups) < ENOUGH_TASKS:
+        if counts.total() < ENOUGH or groups < ENOUGH_TASKS:
             return None
         [(kind, _)] = counts.most_common(1)
         first_ms = min(seconds) * 1000
         in_part = any(at_ms >= first_ms for at_ms in succeeded_ms.values())
         of = tuple(dict.fromkeys(seen))
-        return Failing(counts.total(), first_ms, max(seconds) * 1000, first[kind], of, in_part)
+        [error] = self._ledger.query(
+            "SELECT reason, detail, at, role, turn, episodes, has_traceback FROM episode_error WHERE id = ?",
+            first[kind],
+        )
+        return Failing(counts.total(), first_ms, max(seconds) * 1000, EpisodeError(*error), of, in_part)

@@ -16,6 +16,7 @@ from headrace.infra.run.run import Run
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.liveness import is_alive, is_fresh
 from headrace.ledger.run_streams import RunStreams
+from headrace.ledger.tallies import recount
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.episode_errors import list_errors
 from headrace.ops.figures.advice import Advisor
@@ -90,6 +91,11 @@ class Figures:
             lag: Topic to unread records, as the broker reports it.
             now_ms: Wall time in ms since the epoch, to tell which workers are alive.
         """
+        recount(self.ledger)
+        with self.ledger.writing():
+            return self._compute(lag, now_ms)
+
+    def _compute(self, lag: Mapping[str, int], now_ms: int) -> RunFigures:
         ledger, names = self.ledger, tuple(self.recipe.policies)
         self._issued = read_feeder(ledger, self._issued)
         counts, rewards, versions = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,7 +17,7 @@ import pytest
 from made_recipes import sums_recipe
 from structlog.testing import capture_logs
 
-from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.clients import KafkaAway, Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.ledger.ledger import Ledger, LedgerRemade
 from headrace.ledger.rows import Rows
@@ -140,6 +141,30 @@ def test_a_damaged_ledger_is_made_anew_and_filled_again(path: Path, begin: int, 
                 ledger.add([*FIRST, *SECOND])
         assert (count(ledger), ledger.path) == (9, path)
     assert [line["event"] for line in lines] == ["ledger.made_anew"]
+
+
+def test_a_ledger_in_memory_that_is_emptied_removes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "None").touch()
+    ledger = opened(None)
+    ledger.add(FIRST)
+    ledger.empty("its topics end earlier")
+    assert (count(ledger), ledger.positions) == (0, {})
+    assert (tmp_path / "None").exists()
+
+
+def test_a_query_that_is_wrong_is_no_damage_and_a_server_that_is_away_loses_no_record(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = opened(path)
+    with pytest.raises(sqlite3.OperationalError, match="no such column"):
+        ledger.query("SELECT odd FROM outcome")
+    monkeypatch.setattr(Rows, "add_outcome", lambda *_: (_ for _ in ()).throw(KafkaAway("it is away")))
+    with pytest.raises(KafkaAway):
+        ledger.add(SECOND)
+    monkeypatch.undo()
+    ledger.add(SECOND)
+    assert count(ledger) == 9
 
 
 def test_a_ledger_whose_file_cannot_be_written_is_kept_in_memory(path: Path, tmp_path: Path) -> None:

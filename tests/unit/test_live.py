@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.panel import Panel
 
 from headrace.app.views import live
-from headrace.app.views.live import LivePage, StandstillNews
+from headrace.app.views.live import LivePage
+from headrace.app.views.standstill_news import StandstillNews
 from headrace.infra.kafka.clients import Connection, KafkaAway, Message, RunAddress
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -50,7 +51,7 @@ class MadeUpTopics:
 
     def __init__(self, _connection: Connection, positions: Mapping[PartitionId, int], _name: str) -> None:
         self.positions = dict(positions)
-        self._left = list(self.messages)
+        self._left = [one for one in self.messages if one.offset >= positions.get((one.topic, one.partition), 0)]
 
     def ends(self) -> dict[PartitionId, int]:
         return {(message.topic, message.partition): message.offset + 1 for message in self.messages}
