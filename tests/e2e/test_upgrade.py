@@ -55,7 +55,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert found
     records.write_text(text)
-    episodes = tree / "headrace" / "producers" / "rollout" / "episodes.py"
+    episodes = tree / "headrace" / "producers" / "rollout" / "play" / "episodes.py"
     filled, found = re.subn(
         r"(\n +)region=context\.region,", r'\1region=context.region,\1rack="17",', episodes.read_text()
     )
