@@ -77,6 +77,14 @@ def read_issued(state: Any) -> dict[str, int]:
     return read_next_numbers(state["next"])
 
 
+def read_begins(state: Any) -> dict[str, list[list[int]]]:
+    """Return stream to (revision, the first number issued under it) from the feeder's state."""
+    return {
+        stream: [[int(revision), int(first)] for revision, first in begins]
+        for stream, begins in state.get("revisions", {}).items()
+    }
+
+
 def read_next_numbers(numbers: Mapping[str, Any]) -> dict[str, int]:
     """Return next numbers as integers. Raises ValueError for a number that no run can reach."""
     found = {stream: int(number) for stream, number in numbers.items()}

@@ -86,10 +86,11 @@ class Follower:
         """
         try:
             messages = self._reader.poll(most, timeout_s)
-            new = [message for message in messages if arrived_ms(message)]
-            self.ledger.add([message for message in messages if not arrived_ms(message)])
-            if new:
-                self.ledger.add(new, arrived_ms(new[-1]))
+            times = [arrived_ms(message) for message in messages]
+            for is_new, at_ms in ((False, 0), (True, max(times, default=0))):
+                some = [message for message, at in zip(messages, times, strict=True) if bool(at) == is_new]
+                if some:
+                    self.ledger.add(some, at_ms)
         except LogTruncated as error:
             self.ledger.empty(str(error))
             raise LedgerRemade(str(error)) from error

@@ -23,7 +23,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.ledger.feeder_snapshot import FeederSnapshot
 from headrace.ledger.readable import Readable
-from headrace.ledger.rows import Row, Rows, find_ids
+from headrace.ledger.rows import Row, Rows
 from headrace.ledger.run_streams import RunStreams
 from headrace.ledger.worker_rows import forget_worker, write_status
 from headrace.schemas.records import WorkerStatus
@@ -41,6 +41,9 @@ WITH_IDS = (
     "revision",
     "dead_letter",
     "death",
+    "task",
+    "delivery",
+    "curated",
 )
 WHERE_LATE = "component = 'train' AND use = 0 AND verdict IN ('expired', 'surplus')"
 """Condition of an index: outcomes of groups that reached the trainer too late."""
@@ -69,7 +72,7 @@ class Ledger:
     """The rows of one run.
 
     Args:
-        path: File of the ledger; None to keep it in memory.
+        path: File of the ledger; None to keep it in memory, and in a temporary file where that is too small.
         run_id: Id of the run; records of other runs are skipped.
         streams: Policies, shadows and streams of the run.
     """
@@ -78,14 +81,16 @@ class Ledger:
         self.run_id, self.streams, self.path = run_id, streams, path
         self._readable = Readable(run_id, streams)
         self._about = {"run": run_id, "build": _hash_build(), "streams": streams.digest}
-        self._remakes = 0
+        self._is_refused, self._remakes = False, 0
         try:
             self._open()
         except sqlite3.Error as error:
             self._remake(error, in_memory=_find_code(error) in REFUSED)
 
     def _open(self) -> None:
-        self._db = sqlite3.connect(self.path or ":memory:", timeout=BUSY_S, isolation_level=None)
+        # An empty name: in memory as long as it is small, and then in a temporary file.
+        where = self.path or (":memory:" if self._is_refused else "")
+        self._db = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None)
         if self.path is not None:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -104,11 +109,11 @@ class Ledger:
         log.info("ledger.made_anew", file=str(self.path), why=str(error), in_memory=in_memory or self.path is None)
         self.close()
         if in_memory or not _remove_file(self.path):
-            self.path = None
+            self.path, self._is_refused = None, True
         try:
             self._open()
         except sqlite3.Error:
-            self.path = None
+            self.path, self._is_refused = None, True
             self._open()
 
     def empty(self, why: str) -> None:
@@ -159,7 +164,8 @@ class Ledger:
                 "SELECT id, topic, partition, position, at_ms FROM partition WHERE cluster = ?", (CLUSTER,)
             )
         }
-        self._next_ids = find_ids(WITH_IDS, lambda t: self._db.execute(f"SELECT max(id) FROM {t}").fetchone()[0])
+        last = {table: self._db.execute(f"SELECT max(id) FROM {table}").fetchone()[0] for table in WITH_IDS}
+        self._next_ids = {table: (row_id or 0) + 1 for table, row_id in last.items()}
         self._feeder = FeederSnapshot()
         for offset, key, value in self._db.execute("SELECT offset, key, value FROM feeder_state ORDER BY id"):
             self._feeder.fold_message(Message(self.streams.recipe.topics.state, 0, offset, key, value))
@@ -208,14 +214,34 @@ class Ledger:
         if defect is not None:
             raise defect
 
+    def make_rows(self) -> Rows:
+        """Return an empty list of rows to be filled and given to `write`, for an owner that reads messages itself."""
+        return Rows(self._next_ids)
+
+    def write(self, rows: Rows) -> None:
+        """Write rows that the owner has made. Raises LedgerRemade."""
+        with self._healing(), self._writing():
+            self._write_rows(rows)
+            self._write_places()
+
+    def find_partition(self, topic: str, partition: int) -> int:
+        """Return the id of a partition."""
+        if (topic, partition) not in self._places:
+            self._add_partition(topic, partition)
+        return self._places[topic, partition][0]
+
+    def _add_partition(self, topic: str, partition: int) -> None:
+        found = self._db.execute(
+            "INSERT INTO partition (cluster, topic, partition, position) VALUES (?, ?, ?, 0)",
+            (CLUSTER, topic, partition),
+        )
+        self._places[topic, partition] = (found.lastrowid or 0, 0, 0)
+
     def _take_place(self, message: Message) -> int | None:
         """Return the id of a message's partition, and move past the message; None if it was added before."""
         partition = message.topic, message.partition
         if partition not in self._places:
-            found = self._db.execute(
-                "INSERT INTO partition (cluster, topic, partition, position) VALUES (?, ?, ?, 0)", (CLUSTER, *partition)
-            )
-            self._places[partition] = (found.lastrowid or 0, 0, 0)
+            self._add_partition(*partition)
         row_id, position, at_ms = self._places[partition]
         if message.offset < position:
             return None
@@ -274,15 +300,10 @@ class Ledger:
         """The feeder's newest snapshot."""
         return self._feeder
 
-    def query(self, sql: str, *values: object) -> list[Row]:
-        """Return the rows of a query. Raises LedgerRemade."""
+    def query(self, sql: str, *values: object, **named: object) -> list[Row]:
+        """Return the rows of a query, with its values in order or by name. Raises LedgerRemade."""
         with self._healing():
-            return self._db.execute(sql, values).fetchall()
-
-    def query_by_name(self, sql: str, values: Mapping[str, object]) -> list[Row]:
-        """Return the rows of a query with named values. Raises LedgerRemade."""
-        with self._healing():
-            return self._db.execute(sql, values).fetchall()
+            return self._db.execute(sql, named or values).fetchall()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

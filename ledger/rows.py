@@ -7,13 +7,14 @@ import math
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.weights.paths import is_version, size_of
+from headrace.ledger.plain_headers import GroupStamp
 from headrace.ledger.run_streams import RunStreams
 from headrace.schemas.episode_errors import MALFORMED, error_key_of
 from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, RecipeRevision, WeightsPublished
@@ -87,11 +88,35 @@ class Rows:
         )  # fmt: skip
         for group in one["groups"]:
             stream, number = group["stream"], group["number"]
-            self.add("trained", batch_id, variant, stream, number, group["use"], version)
+            place = group["partition"], group["offset"]
+            self.add("trained", batch_id, variant, stream, number, group["use"], version, *place)
             self.mark(variant, stream, number)
         for eviction in one["evictions"]:
             if (group := eviction["group"]) is not None:
-                self.add("eviction", batch_id, eviction["verdict"], group["stream"], group["number"], group["use"])
+                use = group["stream"], group["number"], group["use"]
+                self.add("eviction", batch_id, variant, eviction["verdict"], *use)
+
+    def add_task(self, message: Message, partition_id: int, stream: str, number: int, *, waits: bool) -> None:
+        """Add a task; `waits`: whether no worker has read it yet."""
+        self.add("task", partition_id, message.offset, stream, number, waits)
+
+    def add_delivery(
+        self, message: Message, partition_id: int, policy: str, group: GroupStamp, *, reached: bool, due: bool
+    ) -> None:
+        """Add a delivered group.
+
+        `reached`: whether a curator may have read it; `due`: whether one is known to have read it.
+        """
+        self.add("delivery", partition_id, message.offset, policy, group.stream, group.number, reached, due)
+
+    def add_curated(
+        self, message: Message, partition_id: int, variant: str, group: GroupStamp, *, sent_back: bool, is_dead: bool
+    ) -> None:
+        """Add a curated group; `is_dead`: whether this very record has a dead letter."""
+        self.add(
+            "curated", partition_id, message.offset, variant, group.stream, group.number, group.use, group.revision,
+            group.min_version, group.max_version, sent_back, is_dead,
+        )  # fmt: skip
 
     def add_weights(self, message: Message, partition_id: int, event: WeightsPublished) -> None:
         """Add an event of a weights topic."""
@@ -136,8 +161,3 @@ def read_ints(data: bytes) -> tuple[int, ...]:
 
 def _clamp(count: int) -> int:
     return max(-LARGEST, min(count, LARGEST))
-
-
-def find_ids(tables: Iterable[str], find_last: Callable[[str], int | None]) -> dict[str, int]:
-    """Return table to its next id; `find_last` returns the last id of a table, or None."""
-    return {table: (find_last(table) or 0) + 1 for table in tables}

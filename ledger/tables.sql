@@ -59,20 +59,38 @@ CREATE TABLE batch (
 );
 CREATE INDEX batch_of_version ON batch (variant, version);
 
--- A use of a group in a batch.
+-- A use of a group in a batch; curated_*: where the trainer read it.
 CREATE TABLE trained (
     id INTEGER PRIMARY KEY, batch_id INTEGER NOT NULL, variant TEXT NOT NULL, stream TEXT NOT NULL,
-    number INTEGER NOT NULL, use INTEGER NOT NULL, version INTEGER NOT NULL
+    number INTEGER NOT NULL, use INTEGER NOT NULL, version INTEGER NOT NULL, curated_partition INTEGER NOT NULL,
+    curated_offset INTEGER NOT NULL
 );
 CREATE INDEX trained_of_batch ON trained (batch_id);
 CREATE INDEX trained_of_number ON trained (variant, stream, number);
 
 -- A curated group that left the window untrained.
 CREATE TABLE eviction (
-    id INTEGER PRIMARY KEY, batch_id INTEGER NOT NULL, verdict TEXT NOT NULL, stream TEXT NOT NULL,
-    number INTEGER NOT NULL, use INTEGER NOT NULL
+    id INTEGER PRIMARY KEY, batch_id INTEGER NOT NULL, variant TEXT NOT NULL, verdict TEXT NOT NULL,
+    stream TEXT NOT NULL, number INTEGER NOT NULL, use INTEGER NOT NULL
 );
 CREATE INDEX eviction_of_batch ON eviction (batch_id);
+
+-- Headers of tasks, delivered groups and curated groups; only an audit reads them. waits: no worker has read it yet.
+-- reached: a curator may have read it. due: one is known to have read it. is_dead: this very record has a dead letter.
+CREATE TABLE task (
+    id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, stream TEXT NOT NULL,
+    number INTEGER NOT NULL, waits INTEGER NOT NULL
+);
+CREATE TABLE delivery (
+    id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, policy TEXT NOT NULL,
+    stream TEXT NOT NULL, number INTEGER NOT NULL, reached INTEGER NOT NULL, due INTEGER NOT NULL
+);
+CREATE TABLE curated (
+    id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, variant TEXT NOT NULL,
+    stream TEXT NOT NULL, number INTEGER NOT NULL, use INTEGER NOT NULL, revision INTEGER NOT NULL,
+    min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, sent_back INTEGER NOT NULL, is_dead INTEGER NOT NULL
+);
+CREATE INDEX curated_of_number ON curated (variant, stream, number);
 
 -- An event of a weights topic. publishes: whether it makes a version. value: the record.
 CREATE TABLE weights (

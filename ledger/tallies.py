@@ -69,8 +69,7 @@ class Tally:
 
 
 def count_numbers(ledger: Ledger, variant: str) -> list[Tally]:
-    """Return the counts of a policy or shadow, by stream."""
-    recount(ledger)
+    """Return the counts of a policy or shadow, by stream, after `recount`."""
     rows = ledger.query(
         "SELECT stream, is_replay, sum(kept), sum(trained), sum(dead), sum(concluded), sum(untrained), sum(doubled)"
         " FROM tally WHERE variant = ? GROUP BY 1, 2",
@@ -80,8 +79,10 @@ def count_numbers(ledger: Ledger, variant: str) -> list[Tally]:
 
 
 def count_reasons(ledger: Ledger, variant: str) -> dict[tuple[str, str, str], int]:
-    """Return (component, verdict, reason) to the first uses that were discarded so; of several the first by name."""
-    recount(ledger)
+    """Return (component, verdict, reason) to the first uses that were discarded so; of several the first by name.
+
+    Give `recount` before.
+    """
     rows = ledger.query("SELECT conclusion, sum(groups) FROM tally_of_reason WHERE variant = ? GROUP BY 1", variant)
     found = {}
     for conclusion, groups in rows:
@@ -93,8 +94,8 @@ def count_reasons(ledger: Ledger, variant: str) -> dict[tuple[str, str, str], in
 def count_concluded(ledger: Ledger, variant: str, stream: str, first: int, last: int, *, or_kept: bool = False) -> int:
     """Return how many first uses with numbers from `first` to `last` are concluded, or kept."""
     where = "use = 0 AND (died OR trained + discarded > 0 OR (:or_kept AND kept))"
-    span = {"variant": variant, "stream": stream, "first": first, "last": last, "or_kept": or_kept}
-    return int(ledger.query_by_name(f"{NUMBERS} SELECT count(*) FROM one WHERE {where}", span)[0][0])
+    span: dict[str, object] = {"variant": variant, "stream": stream, "first": first, "last": last, "or_kept": or_kept}
+    return int(ledger.query(f"{NUMBERS} SELECT count(*) FROM one WHERE {where}", **span)[0][0])
 
 
 def recount(ledger: Ledger) -> None:

@@ -23,7 +23,7 @@ LEFT_BY_RUNS = frozenset({
 })  # fmt: skip
 """Names that commands make in a data folder. A sweep also makes a folder for each run, which holds SWEPT."""
 LEFT_IN_CACHE = (
-    "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts", "ledgers",
+    "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts", "ledgers", "steps",
     "weights/[0-9a-f][0-9a-f]",
 )  # fmt: skip
 """Names that runs make in the cache folder. A user may have chosen a folder that also holds other files."""

@@ -110,12 +110,12 @@ def list_errors(ledger: Ledger) -> tuple[ErrorSeen, ...]:
 
 def list_episode_errors(ledger: Ledger, variants: Iterable[str]) -> list[ErrorSeen]:
     """Return each error of the training episodes of some policies or shadows once, in the order of the first ones."""
-    of = {"variants": json.dumps([*variants]), "most": MOST_KINDS_OF_RUN}
+    of: dict[str, object] = {"variants": json.dumps([*variants]), "most": MOST_KINDS_OF_RUN}
     asked = dict[str, int]()
-    for stream, episodes in ledger.query_by_name(_ASKED, of):
+    for stream, episodes in ledger.query(_ASKED, **of):
         asked[stream] = max(asked.get(stream, 0), episodes)
     found = []
-    for stream, count, first_id in ledger.query_by_name(_OF_EPISODES, of):
+    for stream, count, first_id in ledger.query(_OF_EPISODES, **of):
         [first] = ledger.query(_FIRST, first_id)
         found.append(replace(_read_seen(first), count=count, asked=asked.get(stream, 0)))
     return found

@@ -79,7 +79,7 @@ class LivePage:
         self._around = around
         self._opening = opening
         rows = open_ledger(run, ledger)
-        self._fold = Figures(run.run_id, run.recipe, run.revisions, rows)
+        self._fold = Figures(rows)
         self._follower = Follower(run.connection, rows, rows.topics, "page")
         self._past = Past(self._follower.ends())
         self._stage: Literal["past", "shown", "lost"] = "past"

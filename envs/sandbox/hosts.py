@@ -45,7 +45,7 @@ def read_hosts(hosts: Collection[str]) -> list[Target]:
         ports = [int(port)] if re.fullmatch("[0-9]{1,5}", port) else [] if colon else WEB_PORTS
         if not ports or not all(0 < one < 1 << 16 for one in ports) or not _NAME.fullmatch(name):
             raise UsageError(
-                "hosts of a box are names or IPv4 addresses, as `pypi.org` (ports 80 and 443) or `127.0.0.1:8080`, "
+                "hosts of a box are names or IPv4 addresses, as `example.org` (ports 80 and 443) or `127.0.0.1:8080`, "
                 f"without wildcards; got {listed!r}"
             )
         with suppress(ValueError):

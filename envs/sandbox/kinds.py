@@ -35,7 +35,7 @@ _probing = threading.Lock()
 def make_box(kind: str = OWN, *, hosts: Collection[str] = (), **settings: Any) -> Box:
     """Return a box that is not started yet: of namespaces, or the class that `package.module:Name` names.
 
-    `hosts` is what code in it can connect to by TCP, such as `pypi.org` or `127.0.0.1:8080`; nothing if it is empty.
+    `hosts` is what code in it can connect to by TCP, such as `example.org` or `127.0.0.1:8080`; nothing if it is empty.
     Raises BoxUnavailable where this machine has none, and UsageError for settings.
     """
     if hosts:

@@ -8,30 +8,34 @@ also keeps 32 bytes for every record on `batches` and partition that it names. N
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter, itemgetter
 from typing import Any
 
-import numpy as np
-
-from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.infra.kafka.clients import Message
+from headrace.infra.kafka.dead_letters import REDRIVEN, is_sent_back
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.recipe.settings import Recipe
-from headrace.ledger.feeder_snapshot import read_issued
-from headrace.ledger.run_streams import list_own_topics
-from headrace.ledger.trained_streams import TrainedStreams
-from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
+from headrace.ledger.feeder_snapshot import read_begins, read_issued
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.plain_headers import GroupStamp
+from headrace.ledger.row_writer import RowWriter
+from headrace.ledger.rows import Rows
+from headrace.ledger.run_streams import RunStreams
+from headrace.ops.audit.batch_records import BatchRecords
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.broken_numbers import Scope
-from headrace.ops.audit.flight import Flight
-from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers
-from headrace.ops.audit.pages import ANSWER_DUE, REACHED, TASK_WAITS
+from headrace.ops.audit.flight import find_overflow
+from headrace.ops.audit.followed_batch import follow_batch
+from headrace.ops.audit.matched_values import MatchedValues
+from headrace.ops.audit.number_table import Reached, fill_numbers, make_tables
+from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers, count_concluded_by_all, count_unnumbered
+from headrace.ops.audit.pages import PRODUCED, Pages
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.results import Audit, GroupTotals, TaskCounts
 from headrace.ops.audit.revisions import RevisionSpans
-from headrace.ops.audit.unread import Unnumbered, Unread
-from headrace.ops.audit.weights_chain import ChainLink, WeightsChain
+from headrace.ops.audit.unread import Unread
+from headrace.ops.audit.weights_chain import WeightsChain
 from headrace.schemas.records import DeadLetter, Snapshot
 from headrace.schemas.topics import is_eval, policy_of, variant_of
 
@@ -39,18 +43,6 @@ SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "los
 
 RecordId = tuple[str, int, int]
 """(topic, partition, offset)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Functions that take the few fields that the audit needs from a record, which is an object or Avro's dict."""
-
-    batch: Callable[[Any], tuple[Any, ...]]
-    eviction: Callable[[Any], tuple[Any, ...]]
-    hint: Callable[[Any], tuple[Any, ...]]
-    outcome: Callable[[Any], tuple[Any, ...]]
-    position: Callable[[Any], tuple[Any, ...]]
-    use: Callable[[Any], tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -65,34 +57,8 @@ class Known:
     """For a running run, next numbers from before anything else was read, so that later tasks are not judged."""
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
     """Shadow to the offsets that its curators had read to before anything else was read."""
-    keeps_positions: bool = False
-    """Whether to keep the positions that batches give for their groups, as a deep audit does."""
     checks_resume: bool = False
     """Whether to check from which offsets a trainer resumes; `headrace audit` does, and a live page does not."""
-
-
-def _make_fields(get: Callable[..., Callable[[Any], tuple[Any, ...]]]) -> Fields:
-    return Fields(
-        batch=get(
-            "version",
-            "epoch",
-            "base_hash",
-            "weights_hash",
-            "groups",
-            "evictions",
-            "positions",
-            "revision",
-            "fingerprint",
-        ),
-        eviction=get("verdict", "group"),
-        hint=get("partition", "offset"),
-        outcome=get("stream", "number", "use", "level", "verdict", "reason", "component", "revision", "head_version"),
-        position=get("partition", "offset"),
-        use=get("stream", "number", "use"),
-    )
-
-
-OF_RECORD, OF_PLAIN = _make_fields(attrgetter), _make_fields(itemgetter)
 
 
 class RunAccount:
@@ -103,11 +69,17 @@ class RunAccount:
         revisions: All its revisions, by number; if empty, this recipe is the only one.
     """
 
-    def __init__(self, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
+    def __init__(self, recipe: Recipe, revisions: Sequence[Recipe] = (), ledger: Ledger | None = None) -> None:
         topics, variants = recipe.topics, recipe.policy_variants
         self.recipe = recipe
-        self._trained_by = TrainedStreams(revisions or (recipe,))
-        bounds = Bounds.of(revisions or (recipe,))
+        self.streams = RunStreams(recipe, revisions)
+        self.ledger = ledger or Ledger(None, "", self.streams)
+        make_tables(self.ledger)
+        self._writer, self._is_settled = RowWriter(self.ledger), False
+        self._produced = {policy: Pages() for policy in recipe.policies}
+        self.values: Mapping[str, MatchedValues] = {}
+        """Policy or shadow to the values of its groups; empty but for a deep audit."""
+        self.bounds = bounds = Bounds.of(revisions or (recipe,))
         self.batches = {variant: BatchRecords(variant, revisions or (recipe,)) for variant in variants}
         self.known = Known()
         self.issued: dict[str, int] = {}
@@ -116,7 +88,7 @@ class RunAccount:
         """Stream to (revision, the first number issued under it), from the feeder's newest snapshot."""
         self.seen: dict[str, int] = {}
         """Next number of every stream, from its tasks."""
-        self.numbers = {variant: PolicyNumbers(variant) for variant in variants}
+        self.numbers = {variant: PolicyNumbers(self.ledger, variant, policy_of(variant)) for variant in variants}
         self.chains = {
             variant: WeightsChain(
                 variant,
@@ -126,151 +98,130 @@ class RunAccount:
             )
             for variant in variants
         }
-        self.flights = {v: Flight(v, self.numbers[v], self.chains[v], bounds) for v in variants}
         self.revisions = RevisionSpans()
         self.unread = Unread()
         self.unreadable_letters = 0
         """Records on `dead-letters` that cannot be read."""
-        self.unnumbered = Unnumbered()
         self.found = Problems()
-        self.variant_of_topic = {topic: variant for variant in variants for topic in list_own_topics(topics, variant)}
-        self.beside = {p: [variant for variant in variants if policy_of(variant) == p] for p in recipe.policies}
-        """Policy to the tuple of the policy and its shadows."""
-        self._readers = {*self.variant_of_topic, *(topics.trajectories(policy) for policy in recipe.policies)}
-        """Topics that policy variants read and write."""
-        self._tasks = {topics.tasks(workflow) for workflow in self._trained_by.workflows}
-        self._outcomes = {variant: topics.outcomes(variant) for variant in variants}
+
+    @property
+    def variant_of_topic(self) -> Mapping[str, str]:
+        """The policy or shadow that alone writes a topic."""
+        return self.streams.variant_of_topic
+
+    @property
+    def beside(self) -> Mapping[str, Sequence[str]]:
+        """Policy to the policy and its shadows."""
+        return self.streams.beside
 
     # --------------------------------------------------------------------------------------------------------- records
 
-    def fold_batch(self, policy_variant: str, batch: object, fields: Fields, record_id: RecordId) -> None:
-        """Count a batch at a position, and follow its version."""
-        numbers, chain = self.numbers[policy_variant], self.chains[policy_variant]
-        version, epoch, base, result, groups, evictions, positions, revision, fingerprint = fields.batch(batch)
-        where = f"{record_id[0]}[{record_id[1]}]@{record_id[2]}"
-        for group in groups:
-            stream, number, use = fields.use(group)
-            numbers.mark_trained(stream, number, use, version)
-        for eviction in evictions:
-            verdict, group = fields.eviction(eviction)
-            if group is None:
-                continue
-            use = fields.use(group)
-            # A dead letter reports a dead group; for a shadow it is an outcome, if the number is known.
-            if verdict != "dead" or (variant_of(policy_variant) and use[1] >= 0):
-                stream, number, which = use
-                numbers.mark_evicted(stream, number, which, verdict)
-        if version >= 0:
-            batches = self.batches[policy_variant]
-            link = ChainLink(epoch, base, result, where)
-            chain.fold_batch(version, link, is_last=batches.is_last(version, revision))
-            batches.fold_batch(BatchFacts(version, epoch, revision, len(groups), fingerprint, where))
-        verdicts = {fields.eviction(eviction)[0] for eviction in evictions}
-        reported = dict(fields.position(position) for position in positions)
-        for group in groups:
-            hint = fields.hint(group)
-            chain.positions.check_hint(f"version {version} of {policy_variant}", hint, reported, where)
-            if self.known.keeps_positions:
-                numbers.named_positions[fields.use(group)] = hint
-        if self.known.checks_resume:
-            concluded = (*groups, *filter(None, (fields.eviction(one)[1] for one in evictions)))
-            chain.resume.fold_batch(version, record_id[2], map(fields.hint, concluded))
-        is_last = version >= self.chains[policy_variant].steps or (version < 0 and "run_end" in verdicts)
-        settles = version >= 0 or bool(verdicts - {"dead"})
-        chain.positions.fold_record(reported, where, version=version, settles=settles)
-        if is_last:
-            chain.positions.mark_all_groups_reported()
+    def fold_batch(self, policy_variant: str, batch: Mapping[str, Any], message: Message) -> None:
+        """Take in a batch, as Avro's dict, and follow its version."""
+        chain, batches = self.chains[policy_variant], self.batches[policy_variant]
+        follow_batch(chain, batches, batch, message, checks_resume=self.known.checks_resume)
+        rows, place = self._begin(message)
+        rows.add_batch(message, place, policy_variant, batch)
 
-    def fold_outcome(self, variant: str, outcome: object, fields: Fields, record_id: RecordId) -> None:
-        """Count an outcome at a position; outcomes of evaluations are skipped."""
-        numbers = self.numbers[variant]
-        stream, number, use, level, verdict, reason, component, revision, head = fields.outcome(outcome)
-        if is_eval(stream):
+    def fold_outcome(self, variant: str, outcome: Mapping[str, Any], message: Message) -> None:
+        """Take in an outcome, as Avro's dict; outcomes of evaluations are skipped."""
+        if is_eval(outcome["stream"]):
             return
-        self.revisions.note_number(self._outcomes[variant], stream, number, revision)
+        self.revisions.note_number(message.topic, outcome["stream"], outcome["number"], outcome["revision"])
         if not variant_of(variant):  # of a group that its policy refused for its head_version, a shadow has an outcome
-            self.chains[variant].note_sampled((head,), record_id)
-        if level == "trajectory":
-            numbers.count_discarded_trajectory()
-        elif verdict == "kept":
-            numbers.mark_kept(stream, number, use)
-        else:
-            numbers.mark_discarded(stream, number, use, (component, verdict, reason))
+            self.chains[variant].note_sampled(
+                (outcome["head_version"],), (message.topic, message.partition, message.offset)
+            )
+        rows, place = self._begin(message)
+        rows.add_outcome(message, place, variant, outcome)
 
-    def fold_produced(self, policy: str, stream: str, number: int, record_id: RecordId) -> bool:
-        """Count a produced group at a position; return False if it is not the first of its number."""
+    def fold_produced(self, policy: str, group: GroupStamp, message: Message) -> bool:
+        """Take in a produced group; return False if it is not the first of its number."""
+        record_id = (message.topic, message.partition, message.offset)
         if self.unread.is_refused(*record_id):
             return False
         position = self.known.reached.get(record_id[:2])
-        bits = REACHED if position is None or record_id[2] < position else 0
-        for shadow in self.beside[policy][1:]:
-            is_due = record_id[2] < self.known.answered.get(shadow, {}).get(record_id[:2], 0)
-            self.numbers[shadow].note_produced(stream, number, bits | (ANSWER_DUE if is_due else 0))
-        return self.numbers[policy].note_produced(
-            stream, number, bits if position is None else bits and bits | ANSWER_DUE
-        )
+        reached = position is None or message.offset < position
+        due = position is not None and reached
+        rows, place = self._begin(message)
+        rows.add_delivery(message, place, policy, group, reached=reached, due=due)
+        return not self._produced[policy].mark(group.stream, group.number, 0, PRODUCED)
 
-    def fold_task(self, stream: str, number: int, record_id: RecordId) -> None:
-        """Count a task at a position."""
+    def fold_curated(self, variant: str, group: GroupStamp, message: Message) -> None:
+        """Take in a curated group."""
+        is_dead = self.unread.has_dead_letter(message.topic, message.partition, message.offset)
+        rows, place = self._begin(message)
+        rows.add_curated(message, place, variant, group, sent_back=is_sent_back(message), is_dead=is_dead)
+
+    def fold_task(self, stream: str, number: int, message: Message) -> None:
+        """Take in a task."""
         self.seen[stream] = max(self.seen.get(stream, 0), number + 1)
-        if self.known.played is not None and record_id[2] >= self.known.played.get(record_id[:2], 0):
-            for policy in self.policies_of(stream):
-                for variant in self.beside[policy]:
-                    self.numbers[variant].pages.mark(stream, number, 0, TASK_WAITS)
+        played = self.known.played
+        waits = played is not None and message.offset >= played.get((message.topic, message.partition), 0)
+        rows, place = self._begin(message)
+        rows.add_task(message, place, stream, number, waits=waits)
 
-    def fold_dead_letter(self, dead_letter: DeadLetter, offset: int) -> None:
-        """Count a dead letter, or its redrive; `offset` is that of the dead letter itself."""
-        redriven, dead = dead_letter.reason == REDRIVEN, self._find_concluded(dead_letter)
-        if not redriven:
+    def fold_dead_letter(self, dead_letter: DeadLetter, message: Message) -> None:
+        """Take in a dead letter, or its redrive."""
+        if dead_letter.reason != REDRIVEN:
             record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
             self.unread.fold_dead_letter(*record_id, is_void=dead_letter.number < 0)
-        elif 0 <= dead_letter.redrives < offset:
-            self.unnumbered.fold_redriven(dead_letter.redrives)
-        if not redriven and not dead:
-            self.unnumbered.fold_dead_letter(offset, dead_letter.reason)
-        for variant in dead:
-            self.numbers[variant].fold_dead_letter(
-                dead_letter.stream,
-                dead_letter.number,
-                dead_letter.use,
-                -1 if redriven else 1,
-                of_task=dead_letter.topic in self._tasks,
-            )
+        rows, place = self._begin(message)
+        rows.add_dead_letter(message, place, dead_letter, self.streams)
 
-    def _find_concluded(self, dead_letter: DeadLetter) -> list[str]:
-        """Return the policies and shadows for which a dead letter concludes a number, or opens it again.
+    def _begin(self, message: Message) -> tuple[Rows, int]:
+        self._is_settled = False
+        return self._writer.begin(message)
 
-        A shadow is concluded only by the dead letter of a task, because no worker can have played that task. If a
-        curator or a trainer cannot read a record, their shadows try to read it themselves.
-        """
-        if dead_letter.number < 0 or is_eval(dead_letter.stream):
-            return []
-        named = [dead_letter.policy] if dead_letter.policy else self.policies_of(dead_letter.stream)
-        known = [policy for policy in named if policy in self.beside]
-        if dead_letter.topic in self._readers:
-            return known
-        return [variant for policy in known for variant in self.beside[policy]]
+    def find_version(self, variant: str, stream: str, number: int, use: int) -> int:
+        """Return the version that was trained on a use; -1 for none. All batches were taken in before."""
+        if self._writer.rows.of["trained"]:
+            self._writer.flush()
+        [(version,)] = self.ledger.query(
+            "SELECT max(version) FROM trained WHERE (variant, stream, number, use) = (?, ?, ?, ?)",
+            variant,
+            stream,
+            number,
+            use,
+        )
+        return -1 if version is None else version
+
+    def settle(self) -> None:
+        """Make the tables of numbers of all records that were taken in, if they are not made already."""
+        if self._is_settled:
+            return
+        self._writer.flush()
+        for variant, numbers in self.numbers.items():
+            chain, curated = self.chains[variant], self.recipe.topics.curated(variant)
+            positions, is_shadow = chain.positions, bool(variant_of(variant))
+            numbers.issued = self._select_streams(self.issued, variant)
+            reached = Reached(
+                positions.last, positions.settled, positions.aged, chain.newest, self.bounds.staleness[variant],
+                keeps_deadlines=not is_shadow, answered=self.known.answered.get(variant) if is_shadow else None,
+            )  # fmt: skip
+            fill_numbers(self.ledger, variant, numbers.issued, curated, reached)
+            for partition, offset in numbers.find_waiting():
+                chain.resume.note_waiting(partition, offset)
+        self._is_settled = True
 
     def fold_issued(self, snapshot: Snapshot) -> None:
         """Take the issued numbers from the feeder's snapshot. Raises NO_SNAPSHOT for an unreadable one."""
         state = json.loads(snapshot.body)
         issued = read_issued(state)
-        self.begins = {
-            stream: [[int(revision), int(first)] for revision, first in begins]
-            for stream, begins in state.get("revisions", {}).items()
-        }
+        self.begins = read_begins(state)
         self.issued = issued  # only after all of it was read
+        self._is_settled = False
         for variant, numbers in self.numbers.items():
-            numbers.forgettable = self._trained_by.find_forgettable(policy_of(variant), issued, self.begins)
+            numbers.forgettable = self.streams.trained.find_forgettable(policy_of(variant), issued, self.begins)
 
     def policies_of(self, stream: str) -> tuple[str, ...]:
         """Return the policies that a stream trains, or trained under an earlier recipe."""
-        return self._trained_by.policies_of(stream)
+        return self.streams.trained.policies_of(stream)
 
     # ---------------------------------------------------------------------------------------------------------- result
 
     def policies(self, *, drained: bool) -> dict[str, PolicyAudit]:
-        """Return the counts of every policy; cheap enough for a live page."""
+        """Return the counts of every policy."""
         return self._count_variants(self.recipe.policies, Scope(drained=drained))
 
     def shadows(self, scope: Scope = Scope()) -> dict[str, PolicyAudit]:  # noqa: B008
@@ -278,8 +229,11 @@ class RunAccount:
         return self._count_variants(self.recipe.shadow_variants, scope)
 
     def _count_variants(self, variants: Iterable[str], scope: Scope) -> dict[str, PolicyAudit]:
+        self.settle()
         return {
-            one: self.numbers[one].audit(*self._find_next_numbers(one), drained=self._find_scope(one, scope).drained)
+            one: self.numbers[one].audit(
+                self._select_streams(self.seen, one), drained=self._find_scope(one, scope).drained
+            )
             for one in variants
         }
 
@@ -288,10 +242,6 @@ class RunAccount:
         if not variant_of(policy_variant) or self.chains[policy_variant].newest >= self.chains[policy_variant].steps:
             return scope
         return replace(scope, drained=False)
-
-    def _find_next_numbers(self, variant: str) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the issued and the seen next numbers of the streams that train a policy and its shadows."""
-        return self._select_streams(self.issued, variant), self._select_streams(self.seen, variant)
 
     def _select_streams(self, numbers: Mapping[str, int], variant: str) -> dict[str, int]:
         return {s: n for s, n in numbers.items() if policy_of(variant) in self.policies_of(s)}
@@ -307,16 +257,18 @@ class RunAccount:
         policies, shadows = self.policies(drained=scope.drained), self.shadows(scope)
         problems, broken, lost = Problems(), Problems(), 0
         problems.extend(self.found)  # wrong numbers may follow from these
+        for values in self.values.values():
+            problems.extend(values.problems())
         for variant, numbers in self.numbers.items():
             own = self._find_scope(variant, scope)
-            problems.extend(numbers.problems(*self._find_next_numbers(variant), own))
+            problems.extend(numbers.problems(self._select_streams(self.seen, variant), own))
             if not own.drained and not own.offline:
                 before = self.issued if self.known.issued_before is None else self.known.issued_before
                 if own.whole and self.known.played is not None:
                     vanished = numbers.find_vanished(self._select_streams(before, variant))
                     lost += vanished.total
                     problems.extend(vanished)
-                beyond = self.flights[variant].find_overflow(self._select_streams(before, variant))
+                beyond = find_overflow(numbers, self.bounds, self._select_streams(before, variant))
                 lost += max((count for count, _ in beyond), default=0)
                 for _, what in beyond:
                     problems.add_sentence(what)
@@ -337,21 +289,25 @@ class RunAccount:
             groups=GroupTotals(discarded=sum(sum(p.discarded.values()) for p in policies.values()), **total),
             weights_chain_ok=not broken,
             unreadable_letters=self.unreadable_letters,
-            unnumbered_letters=self.unnumbered.count_by_reason(),
+            unnumbered_letters=count_unnumbered(self.ledger),
             problems=problems,
         )
 
     def has_reported_all_groups(self) -> bool:
         """Return whether, at the end of a run, the policies' trainers hold no kept group any more."""
-        return all(self.flights[policy].has_reported_all_groups() for policy in self.recipe.policies)
+        self.settle()
+        return all(
+            self.chains[policy].positions.has_reported_all_groups(self.numbers[policy].find_ends())
+            or not self.numbers[policy].count_kept_and_open()
+            for policy in self.recipe.policies
+        )
+
+    def find_curated_ends(self) -> dict[tuple[str, str, int], int]:
+        """Return (policy or shadow, topic, partition) to the offset after the last delivery with an outcome."""
+        self.settle()
+        ends = ((variant, numbers.find_curated_end()) for variant, numbers in self.numbers.items())
+        return {(variant, topic, partition): end for variant, some in ends for topic, partition, end in some}
 
     def _count_concluded_tasks(self) -> int:
         """Count the tasks that are concluded for all policies that they train."""
-        count = 0
-        for stream, end in self.issued.items():
-            policies = [self.numbers[policy] for policy in self.policies_of(stream)]
-            for index in policies[0].pages.indices(stream) if policies else ():
-                pages = [numbers.pages.page(stream, 0, index) for numbers in policies]
-                done = np.logical_and.reduce([page.concluded for page in pages])
-                count += int(np.count_nonzero(done & pages[0].is_below(end)))
-        return count
+        return sum(count_concluded_by_all(self.ledger, stream, self.policies_of(stream)) for stream in self.issued)

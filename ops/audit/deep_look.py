@@ -29,8 +29,9 @@ from headrace.ops.audit.delivery_order import DeliveryOrder
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.findings import Deep
 from headrace.ops.audit.kept_choice import KeptChecks
+from headrace.ops.audit.matched_values import MatchedValues
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
-from headrace.ops.audit.pages import KEPT, LOW, ODD_FACTS, Pages
+from headrace.ops.audit.pages import Pages
 from headrace.ops.audit.replays import ReplayChecks
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
@@ -69,6 +70,7 @@ class DeepLook:
         self._dead: dict[RecordId, tuple[str, int]] = {}
         """Record to the position of its dead letter, and the digest of the bytes in it."""
         self._replays = {variant: ReplayChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
+        self._values = account.values = {one: MatchedValues(one) for one in run.recipe.policy_variants}
         self._tasks = Pages()
         """Number to the facts about its task in the first record that was read."""
         self._kept = {variant: KeptChecks(variant, run.revisions) for variant in run.recipe.policy_variants}
@@ -103,9 +105,6 @@ class DeepLook:
                 self._match_task(group)
             else:
                 curated, group = read_checked_curated(message, self._run.store if self.objects else None)
-                self._account.numbers[variant].match_position(
-                    curated.stream, curated.number, curated.use, (message.partition, message.offset)
-                )
                 self._replays[variant].fold_group(curated, message.partition, sent_back=is_sent_back(message))
                 self._compare_with_batches(variant, curated)
                 if not is_sent_back(message) and not curated.use:  # sent back are the same bytes as before
@@ -140,10 +139,10 @@ class DeepLook:
             self._kept[variant].fold_rejection(outcome)
             return
         self._last_outcomes[variant, message.partition] = identity
+        if outcome.verdict == "kept":
+            self._values[variant].note_kept(*identity)
         if outcome.n_asked:
-            self._account.numbers[variant].expect_facts(
-                *identity, _compute_digest(repr(facts_of_outcome(outcome)).encode())
-            )
+            self._values[variant].expect_facts(*identity, _compute_digest(repr(facts_of_outcome(outcome)).encode()))
 
     def _note_dead_letter(self, message: Message, dead_letter: DeadLetter) -> None:
         record_id = (dead_letter.topic, dead_letter.partition, dead_letter.offset)
@@ -190,34 +189,35 @@ class DeepLook:
 
     def _compare_with_batches(self, policy_variant: str, curated: CuratedGroup) -> None:
         """Compare a curated record with the batches, and note its bytes for the comparison with the trajectories."""
-        numbers, identity = self._account.numbers[policy_variant], (curated.stream, curated.number, curated.use)
-        deadline = self._account.flights[policy_variant].deadline(curated.revision, curated.min_version)
+        deadline = self._account.bounds.deadline(policy_variant, curated.revision, curated.min_version)
         if not curated.use and deadline is not None and curated.deadline_version != deadline:
             raise UnfitValue(
                 f"its deadline is version {curated.deadline_version}, but it must be version {deadline}: its oldest "
                 f"token's version ({curated.min_version}) plus the trainer's max_staleness "
                 f"({deadline - curated.min_version}) in recipe revision {curated.revision}"
             )
-        if not variant_of(policy_variant):
-            numbers.mark_if_late(*identity, curated.deadline_version)
+        if not variant_of(policy_variant) and (curated.use or deadline is None):
+            version = self._account.find_version(policy_variant, curated.stream, curated.number, curated.use)
+            if version - 1 > curated.deadline_version:
+                self._values[policy_variant].note_late(curated.stream, curated.number, curated.use)
         if not curated.use:
-            numbers.expect_delivery(curated.stream, curated.number, _compute_digest(curated.group))
+            self._values[policy_variant].expect_delivery(curated.stream, curated.number, _compute_digest(curated.group))
 
     def _check_first_use(self, variant: str, curated: CuratedGroup, group: TrajectoryGroup, partition: int) -> None:
         """Compare a first use with its group and the outcomes, and note its place for that of its delivery."""
         self._orders[variant].fold_first_use(curated.stream, curated.number, partition)
-        bits = self._account.numbers[variant].pages.bits_of(curated.stream, curated.number, 0)
         is_last = self._last_outcomes.get((variant, partition)) == (curated.stream, curated.number)
-        has_outcomes = bool(bits[curated.number & LOW] & KEPT) and (self._rests or not is_last)
+        is_kept = self._values[variant].is_kept(curated.stream, curated.number)
+        has_outcomes = is_kept and (self._rests or not is_last)
         self._kept[variant].check_first_use(curated, group, has_outcomes=has_outcomes)
 
     def _match_facts(self, group: TrajectoryGroup) -> None:
         digest = _compute_digest(repr(outcome_facts_of_group(group)).encode())
         for variant in self._account.beside.get(group.policy, ()):
             if group.claim is None:
-                self._account.numbers[variant].match_facts(group.stream, group.number, digest)
+                self._values[variant].match_facts(group.stream, group.number, digest)
             else:
-                self._account.numbers[variant].pages.clear(group.stream, group.number, 0, ODD_FACTS)
+                self._values[variant].clear_facts(group.stream, group.number)
 
     def _match_task(self, one: Task | TrajectoryGroup) -> None:
         """Compare the task facts of a record with those of the first record of that number, of any policy."""
@@ -239,7 +239,7 @@ class DeepLook:
             return
         digest = _compute_digest(message.value)
         for variant in self._account.beside.get(policy_of(stamp.policy), ()):
-            self._account.numbers[variant].match_delivery(stamp.stream, stamp.number, digest)
+            self._values[variant].match_delivery(stamp.stream, stamp.number, digest)
             self._orders[variant].fold_delivery(stamp.stream, stamp.number, message.partition, is_only=is_only)
 
 

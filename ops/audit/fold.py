@@ -16,17 +16,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.dead_letters import is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.retired import Retired
 from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, FeederSnapshot, describe_unusable, read_issued
-from headrace.ops.audit.account import OF_PLAIN, OF_RECORD, RecordId, RunAccount
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.plain_headers import GroupStamp, read_group_headers, read_task_headers
+from headrace.ops.audit.account import RunAccount
 from headrace.ops.audit.commits import CURATOR
 from headrace.ops.audit.evaluations import Evaluations, read_issued_evaluations, read_positions
-from headrace.ops.audit.flight import GroupStamp
-from headrace.ops.audit.pages import DISCARDED, KEPT, LOW
-from headrace.ops.audit.plain_headers import read_group_headers, read_task_headers
 from headrace.ops.audit.redrives import Redrives
 from headrace.ops.audit.weights_chain import ChainLink
 from headrace.ops.audit.weights_events import fold_event
@@ -56,12 +54,15 @@ class AuditFold:
         run_id: Id of the run; records of other runs are skipped, because their consumers made them dead letters.
         recipe: The newest revision.
         revisions: All its revisions, by number; if empty, this recipe is the only one.
+        ledger: An empty ledger for the rows; None for one in memory.
     """
 
-    def __init__(self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = ()) -> None:
+    def __init__(
+        self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = (), ledger: Ledger | None = None
+    ) -> None:
         self.run_id = run_id
         self.recipe = recipe
-        self.account = RunAccount(recipe, revisions)
+        self.account = RunAccount(recipe, revisions, ledger)
         self.snapshots: dict[bytes, Message] = {}
         """The newest snapshot of the evaluator and of every curator, by key."""
         self.feeder = FeederSnapshot()
@@ -76,8 +77,6 @@ class AuditFold:
         self.redrives = Redrives(self.groups | of_evaluations)
         self.evaluations: Evaluations | None = None
         """Takes in dead letters about evaluations; None if evaluations are not audited."""
-        self.curated_to: dict[tuple[str, str, int], int] = {}
-        """(policy or shadow, topic, partition) to the offset after the last delivery that its curators concluded."""
         self.schemas: dict[bytes, str] = {}
         """Fingerprints of the schemas that records are written in, with the position of the first record of each."""
         self._run_header = run_id.encode()
@@ -124,18 +123,6 @@ class AuditFold:
             self.account.unread.record(message.topic, message.partition, message.offset, str(error))
             return False
 
-    def fold_record(self, record: BatchTrained | Outcome | DeadLetter, record_id: RecordId) -> None:
-        """Take in a decoded record and its position."""
-        if record.run_id != self.run_id:
-            return
-        if isinstance(record, DeadLetter):
-            self.account.fold_dead_letter(record, record_id[2])
-        elif variant := self._find_owner(record_id[0], record.policy, getattr(record, "variant", None)):
-            if isinstance(record, BatchTrained):
-                self.account.fold_batch(variant, record, OF_RECORD, record_id)
-            else:
-                self.account.fold_outcome(variant, record, OF_RECORD, record_id)
-
     def _find_owner(self, topic: str, policy: str, variant: str | None = None) -> str:
         """Return the policy variant that owns a topic if the record's policy and variant fit it; else an empty word."""
         owner = self.account.variant_of_topic.get(topic, "")
@@ -156,7 +143,7 @@ class AuditFold:
         if plain["run_id"] != self.run_id:
             return False
         variant = self._require_owner(message.topic, plain["policy"])
-        self.account.fold_outcome(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
+        self.account.fold_outcome(variant, plain, message)
         return True
 
     def _fold_batch(self, message: Message) -> bool:
@@ -164,7 +151,7 @@ class AuditFold:
         if plain["run_id"] != self.run_id:
             return False
         variant = self._require_owner(message.topic, plain["policy"], plain["variant"])
-        self.account.fold_batch(variant, plain, OF_PLAIN, (message.topic, message.partition, message.offset))
+        self.account.fold_batch(variant, plain, message)
         return True
 
     def _fold_dead_letter(self, message: Message) -> bool:
@@ -176,7 +163,7 @@ class AuditFold:
             return False
         if dead_letter.run_id != self.run_id:
             return False
-        self.account.fold_dead_letter(dead_letter, message.offset)
+        self.account.fold_dead_letter(dead_letter, message)
         self.redrives.fold_dead_letter(message, dead_letter)
         if self.evaluations is not None and is_eval(dead_letter.stream):
             self.evaluations.fold_dead_letter(dead_letter)
@@ -220,31 +207,19 @@ class AuditFold:
             return False
         if message.topic != self.recipe.topics.tasks(stream):
             raise HeaderError(f"it is a task of stream {stream!r:.60}, but on the topic of another stream")
-        self.account.fold_task(stream, number, (message.topic, message.partition, message.offset))
+        self.account.fold_task(stream, number, message)
         self.account.revisions.note_number(message.topic, stream, number, revision)
         return True
 
     def _fold_trajectories(self, message: Message) -> bool:
         policy, group = self._read_checked_headers(message)
-        record_id = (message.topic, message.partition, message.offset)
-        if not self.account.fold_produced(policy, group.stream, group.number, record_id):
-            return False
-        for variant in self.account.beside[policy]:
-            bits = self.account.numbers[variant].pages.bits_of(group.stream, group.number, 0)[group.number & LOW]
-            if bits & (KEPT | DISCARDED):
-                self.curated_to[variant, *record_id[:2]] = message.offset + 1
-        return True
+        return self.account.fold_produced(policy, group, message)
 
     def _fold_curated(self, message: Message) -> bool:
         policy, curated = self._read_checked_headers(message)
-        flight = self.account.flights[self.account.variant_of_topic[message.topic]]
-        record_id = (message.topic, message.partition, message.offset)
-        is_dead = self.account.unread.has_dead_letter(*record_id)
-        flight.fold_curated(
-            curated, message.partition, message.offset, sent_back=is_sent_back(message), is_dead=is_dead
-        )
+        self.account.fold_curated(self.account.variant_of_topic[message.topic], curated, message)
         versions = (curated.min_version, curated.max_version, curated.head_version)
-        self.account.chains[policy].note_sampled(versions, record_id)
+        self.account.chains[policy].note_sampled(versions, (message.topic, message.partition, message.offset))
         return True
 
     def _read_checked_headers(self, message: Message) -> tuple[str, GroupStamp]:

@@ -1,60 +1,20 @@
-"""Follows every task number of a policy to its conclusion; the records may come in any order. No I/O."""
+"""What became of every task number of a policy, as a table over the ledger: one row for each use of a number."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from headrace.infra.kafka.dead_letters import REDRIVEN
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.rows import SEPARATOR, Row
+from headrace.ops.audit.broken_numbers import CHECKS, Scope, describe_open
+from headrace.ops.audit.problems import MOST_LISTED, AuditProblem, Problems
 
-from headrace.ops.audit.broken_numbers import Scope, describe_open, find_broken
-from headrace.ops.audit.pages import (
-    BY_TRAINER,
-    CONCLUDED,
-    CURATED,
-    CURATED_TWICE,
-    DISCARDED,
-    EVICTED,
-    EVICTED_TWICE,
-    FLAGS,
-    IN_WINDOW,
-    KEPT,
-    KEPT_TWICE,
-    LATE,
-    LOW,
-    MISPLACED,
-    NO_REASON,
-    ODD_FACTS,
-    ODD_VERDICT,
-    OVERDUE,
-    PAGE_NUMBERS,
-    PLAYED,
-    PRODUCED,
-    REACHED,
-    REASON_BITS,
-    REOPENED,
-    TASK_WAITS,
-    TRAINED,
-    TWICE,
-    UNMATCHED,
-    Mask,
-    Page,
-    Pages,
-)
-from headrace.ops.audit.problems import AuditProblem, Problems
-
-MOST_REASONS_KEPT = 127
-"""Largest number of different reasons; further reasons count as OTHER_CONCLUSION."""
-OTHER_CONCLUSION = ("", "", "other")
-
-VERDICTS = ("expired", "surplus", "run_end", "missing")
-"""Verdicts of evictions."""
-OF_POSITION = IN_WINDOW | OVERDUE
-"""Bits that depend on the position of a curated record."""
-
-Conclusion = tuple[str, str, str]
-"""(component, verdict, reason) of a discard."""
+MOST_REASONS, REASON_LENGTH = 126, 40
+"""Largest number of reasons that are counted one by one, and length of a dead letter's; others are OTHER_REASON."""
+OTHER_REASON = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,246 +49,157 @@ class PolicyAudit:
     """Single trajectories that were left out of kept groups."""
 
 
-class PolicyNumbers:
-    """The facts about one policy's numbers, from the topics."""
+_UNNUMBERED = f"""
+    SELECT reason, count(*) FROM dead_letter AS one
+    WHERE NOT concludes AND reason <> '{REDRIVEN}' AND NOT EXISTS (
+        SELECT 1 FROM dead_letter AS sent
+        WHERE sent.reason = '{REDRIVEN}' AND sent.redrives = one.offset AND sent.offset > one.offset
+    ) GROUP BY reason
+"""
+_FIRST_USES = "number WHERE variant = ? AND use = 0"
+_COUNT = """
+    SELECT use > 0, sum(produced > 0), sum(max(produced - 1, 0)), sum(kept > 0), sum(trained > 0),
+        sum(died AND NOT trained + discarded), sum(concluded AND issued), sum(concluded AND NOT issued),
+        sum((trained + discarded > 1) + (kept > 1) + curated_again + (died AND trained + discarded > 0)),
+        sum((died OR discarded > 0) AND NOT trained)
+    FROM number WHERE variant = ? GROUP BY use > 0
+"""
 
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
-        self.pages = Pages()
-        self.named_positions: dict[tuple[str, int, int], tuple[int, int]] = {}
-        """Use to the position that its batch gives, until its curated record is read."""
-        self.reopened = 0
-        """Number of dead letters that were sent back. Each may open one task more than the feeder had open."""
+
+class PolicyNumbers:
+    """The numbers of one policy or shadow.
+
+    Args:
+        ledger: Holds their rows.
+        variant: Name of the policy or shadow.
+        policy: Name of the policy.
+    """
+
+    def __init__(self, ledger: Ledger, variant: str, policy: str) -> None:
+        self._ledger, self.variant, self.policy = ledger, variant, policy
         self.forgettable: dict[str, int] = {}
         """Stream to the number below which the feeder may have forgotten open tasks: see `TrainedStreams`."""
-        self._reasons: list[Conclusion] = [("", "", "")]
-        self._reason_numbers: dict[Conclusion, int] = {}
-        self._duplicates = 0
-        self._trajectories = 0
-
-    # --------------------------------------------------------------------------------------------------------- records
-
-    def note_produced(self, stream: str, number: int, bits: int = REACHED) -> bool:
-        """Take in a delivery; return False if it is not the first of its number.
-
-        Args:
-            stream: Stream of the task.
-            number: Number of the task.
-            bits: REACHED if the curators may not have read it yet, ANSWER_DUE if they are known to have read it.
-        """
-        bits |= PRODUCED
-        first = not self.pages.mark(stream, number, 0, bits) & PRODUCED
-        self._duplicates += not first
-        return first
-
-    def mark_curated(self, stream: str, number: int, use: int, bits: int = 0, *, sent_back: bool = False) -> None:
-        """Take in a curated record.
-
-        Args:
-            stream: Stream of the task.
-            number: Number of the task.
-            use: Use of the group, 0 for the first.
-            bits: Further facts about it.
-            sent_back: Whether `headrace redrive` wrote it: then the earlier record does not count any more.
-        """
-        before = self.pages.mark(stream, number, use, CURATED)
-        if sent_back:
-            self.pages.clear(stream, number, use, OF_POSITION)
-        elif before & CURATED:
-            bits |= CURATED_TWICE
-        if bits:
-            self.pages.mark(stream, number, use, bits)
-
-    def expect_delivery(self, stream: str, number: int, digest: int) -> None:
-        """Note the digest of the group in a curated record: one of its deliveries must have the same."""
-        self.pages.set_digest(stream, number, digest)
-        self.pages.mark(stream, number, 0, UNMATCHED)
-
-    def match_delivery(self, stream: str, number: int, digest: int) -> None:
-        """Take in the digest of a group that a worker delivered, to be compared with that of its curated record."""
-        if self.pages.digest(stream, number) == digest:
-            self.pages.clear(stream, number, 0, UNMATCHED)
-
-    def match_position(self, stream: str, number: int, use: int, position: tuple[int, int]) -> None:
-        """Take in the position (partition, offset) of a curated record. A second record of a use was sent back."""
-        expected = self.named_positions.get((stream, number, use), position)
-        if expected not in (position, (-1, -1)):
-            self.pages.mark(stream, number, use, MISPLACED)
-            return
-        self.named_positions[stream, number, use] = (-1, -1)
-        self.pages.clear(stream, number, use, MISPLACED)
-
-    def expect_facts(self, stream: str, number: int, digest: int) -> None:
-        """Note the digest of an outcome's facts about a group: one of its deliveries must have the same."""
-        self.pages.set_facts(stream, number, digest)
-        self.pages.mark(stream, number, 0, ODD_FACTS)
-
-    def match_facts(self, stream: str, number: int, digest: int) -> None:
-        """Take in the digest of a delivery's facts."""
-        if self.pages.facts(stream, number) == digest:
-            self.pages.clear(stream, number, 0, ODD_FACTS)
-
-    def mark_if_late(self, stream: str, number: int, use: int, deadline: int) -> None:
-        """Take in the deadline of a curated record: the last version that may be trained on it."""
-        if self.pages.version(stream, number, use) - 1 > deadline:
-            self.pages.mark(stream, number, use, LATE)
-
-    def mark_kept(self, stream: str, number: int, use: int) -> None:
-        """Record that a group was kept."""
-        if self.pages.mark(stream, number, use, KEPT) & KEPT:
-            self.pages.mark(stream, number, use, KEPT_TWICE)
-
-    def mark_trained(self, stream: str, number: int, use: int, version: int) -> None:
-        """Take in one mention of a group in the batch of a version."""
-        self.pages.set_version(stream, number, use, version)
-        if self.pages.mark(stream, number, use, TRAINED) & CONCLUDED:
-            self.pages.mark(stream, number, use, TWICE)
-
-    def mark_evicted(self, stream: str, number: int, use: int, verdict: str) -> None:
-        """Record from a batch that a group left the window untrained."""
-        if verdict != "dead":  # a dead letter reports it, or for a shadow an outcome with the reason
-            self.pages.set_verdict(stream, number, use, code_of(verdict))
-        if self.pages.mark(stream, number, use, EVICTED) & EVICTED:
-            self.pages.mark(stream, number, use, EVICTED_TWICE)
-
-    def mark_discarded(self, stream: str, number: int, use: int, conclusion: Conclusion) -> None:
-        """Record that a group was not trained; of several reasons, the first in the alphabet is shown."""
-        page, at = self.pages.bits_of(stream, number, use), number & LOW
-        before = page[at]
-        known, code = before >> REASON_BITS, self._encode_reason(conclusion)
-        if known and self._reasons[known] <= self._reasons[code]:
-            code = known
-        flags = (before & FLAGS) | DISCARDED
-        flags |= BY_TRAINER if conclusion[0] == "train" else 0
-        flags |= TWICE if before & CONCLUDED else 0
-        flags |= 0 if conclusion[2] else NO_REASON
-        evicted = self.pages.verdict(stream, number, use)
-        flags |= ODD_VERDICT if conclusion[0] == "train" and evicted not in (0, code_of(conclusion[1])) else 0
-        page[at] = flags | code << REASON_BITS
-
-    def _encode_reason(self, conclusion: Conclusion) -> int:
-        code = self._reason_numbers.get(conclusion)
-        if code is None:
-            conclusion = conclusion if len(self._reasons) < MOST_REASONS_KEPT else OTHER_CONCLUSION
-            code = self._reason_numbers.get(conclusion, len(self._reasons))
-            if code == len(self._reasons):
-                self._reason_numbers[conclusion] = code
-                self._reasons.append(conclusion)
-        return code
-
-    def count_discarded_trajectory(self) -> None:
-        """Record that one trajectory of a kept group is not trained on."""
-        self._trajectories += 1
-
-    def fold_dead_letter(
-        self, stream: str, number: int, use: int = 0, dead_letters: int = 1, *, of_task: bool = False
-    ) -> None:
-        """Count a dead letter that concludes a number, or one use of it; -1 if it opens the number again.
-
-        Args:
-            stream: Stream of the task.
-            number: Number of the task.
-            use: Use of the group, 0 for the first.
-            dead_letters: 1 or -1.
-            of_task: Whether it is about the task itself, which no worker could read.
-        """
-        self.pages.count_death(stream, number, use, dead_letters, of_task=of_task)
-        if dead_letters < 0:
-            self.pages.mark(stream, number, use, REOPENED)
-            self.reopened += not use
+        self.issued: dict[str, int] = {}
+        """Next number of every stream that trains this policy, from the feeder."""
 
     # ---------------------------------------------------------------------------------------------------------- counts
 
-    def audit(self, issued: Mapping[str, int], seen: Mapping[str, int], *, drained: bool) -> PolicyAudit:
+    def audit(self, seen: Mapping[str, int], *, drained: bool) -> PolicyAudit:
         """Return the counts.
 
         Args:
-            issued: Next number of every stream that trains this policy, from the feeder.
-            seen: The same from the tasks topics; smaller if tasks were deleted.
+            seen: Next number of every stream from the tasks topics; smaller than the feeder's if tasks were deleted.
             drained: Whether nothing more can conclude.
         """
-        count: Counter[str] = Counter()
-        reasons: Counter[int] = Counter()
-        for page in self.pages.iterate():
-            trained, discarded = page.mask(TRAINED), page.mask(DISCARDED)
-            count["doubled"] += _sum(page.mask(TWICE)) + _sum(page.mask(KEPT_TWICE)) + _sum(page.mask(CURATED_TWICE))
-            count["doubled"] += _sum(page.died & page.mask(CONCLUDED))
-            if page.use:
-                count["replays"] += _sum(page.mask(KEPT))
-                count["replayed"] += _sum(trained)
-                count["replays_discarded"] += _sum((discarded | page.dead) & ~trained)
-                continue
-            count["produced"] += _sum(page.mask(PRODUCED))
-            count["kept"] += _sum(page.mask(KEPT))
-            count["trained"] += _sum(trained)
-            count["dead"] += _sum(page.dead)
-            known = page.concluded & page.is_below(issued.get(page.stream, 0))
-            count["known"] += _sum(known)
-            count["unissued"] += _sum(page.concluded & ~known)
-            codes, times = np.unique(page.bits[discarded & ~trained] >> REASON_BITS, return_counts=True)
-            reasons.update(dict(zip(codes.tolist(), times.tolist(), strict=True)))
-        total = sum(issued.values()) - self._count_forgotten(issued)
-        in_flight = total - count["known"]
-        unknown = sum(max(seen[s] - issued.get(s, 0), 0) for s in seen)
-        words: Counter[str] = Counter()
-        for code, times in reasons.items():
-            words[_describe_conclusion(self._reasons[code])] += times
+        counts = {bool(is_replay): sums for is_replay, *sums in self._ledger.query(_COUNT, self.variant)}
+        nothing = [0] * 9
+        produced, duplicates, kept, trained, dead, known, unissued, doubled, _ = counts.get(False, nothing)
+        _, _, replays, replayed, *_, doubled_replays, replays_discarded = counts.get(True, nothing)
+        total = sum(self.issued.values()) - self._count_forgotten()
+        unknown = sum(max(seen[s] - self.issued.get(s, 0), 0) for s in seen)
+        [(trajectories,)] = self._ledger.query(
+            "SELECT count(*) FROM outcome WHERE variant = ? AND level = 'trajectory'", self.variant
+        )
         return PolicyAudit(
             issued=total,
-            produced=count["produced"],
-            duplicates=self._duplicates,
-            kept=count["kept"],
-            trained=count["trained"],
-            discarded=dict(sorted(words.items())),
-            dead=count["dead"],
-            in_flight=in_flight,
-            lost=count["unissued"] + unknown + (in_flight if drained else 0),
-            doubled=count["doubled"],
-            replays=count["replays"],
-            replayed=count["replayed"],
-            replays_discarded=count["replays_discarded"],
-            trajectories_discarded=self._trajectories,
+            produced=produced,
+            duplicates=duplicates,
+            kept=kept,
+            trained=trained,
+            discarded=self._count_discarded(),
+            dead=dead,
+            in_flight=total - known,
+            lost=unissued + unknown + (total - known if drained else 0),
+            doubled=doubled + doubled_replays,
+            replays=replays,
+            replayed=replayed,
+            replays_discarded=replays_discarded,
+            trajectories_discarded=trajectories,
         )
 
-    # -------------------------------------------------------------------------------------------------------- problems
+    def _count_discarded(self) -> dict[str, int]:
+        words = Counter[str]()
+        for conclusion, groups in self._ledger.query(
+            "SELECT conclusion, count(*) FROM number"
+            " WHERE variant = ? AND use = 0 AND discarded AND NOT trained GROUP BY conclusion",
+            self.variant,
+        ):
+            words[_describe_conclusion(conclusion)] += groups
+        return list_reasons(words)
+
+    def _count(self, where: str, *values: object) -> int:
+        return int(self._ledger.query(f"SELECT count(*) FROM {_FIRST_USES} AND {where}", self.variant, *values)[0][0])
+
+    def _count_forgotten(self) -> int:
+        """Count the tasks that the feeder may have forgotten, and that nobody has played or concluded."""
+        count = 0
+        for stream, end in self.issued.items():
+            last = min(end, self.forgettable.get(stream, 0))
+            known = "stream = ? AND number >= 0 AND number < ? AND (concluded OR played)"
+            count += last - self._count(known, stream, last) if last > 0 else 0
+        return count
 
     def count_open_below(self, issued: Mapping[str, int]) -> int:
         """Count the open tasks below `issued`, over all streams, that the feeder may not have forgotten."""
-        known = sum(
-            _sum(p.concluded & p.is_below(issued.get(p.stream, 0)) & ~p.is_below(self.forgettable.get(p.stream, 0)))
-            for p in self.pages.iterate()
-            if not p.use
-        )
-        return sum(max(end - self.forgettable.get(stream, 0), 0) for stream, end in issued.items()) - known
-
-    def _count_forgotten(self, issued: Mapping[str, int]) -> int:
-        """Count the tasks that the feeder may have forgotten, and that nobody has played or concluded."""
         count = 0
         for stream, end in issued.items():
-            for index in range(-(-min(end, self.forgettable.get(stream, 0)) // PAGE_NUMBERS)):
-                page = self.pages.page(stream, 0, index)
-                count += _sum(self._mask_forgotten(page) & page.is_below(end))
+            begin = self.forgettable.get(stream, 0)
+            known = self._count("stream = ? AND number >= ? AND number < ? AND concluded", stream, begin, end)
+            count += max(end - begin, 0) - known
         return count
-
-    def _mask_forgotten(self, page: Page) -> Mask:
-        found: Mask = page.is_below(self.forgettable.get(page.stream, 0)) & ~page.concluded & ~page.mask(PLAYED)
-        return found
 
     def count_waiting(self) -> int:
         """Count the first uses that the trainer had read by its newest record, but neither trained nor evicted."""
-        return sum(
-            _sum(page.mask(IN_WINDOW) & ~page.concluded & ~page.mask(EVICTED))
-            for page in self.pages.iterate()
-            if not page.use
-        )
+        return self._count("in_window AND NOT concluded AND NOT evicted")
 
     def count_kept_and_open(self) -> int:
         """Count the first uses that were kept and are open."""
-        return sum(_sum(page.mask(KEPT) & ~page.concluded) for page in self.pages.iterate() if not page.use)
+        return self._count("kept AND NOT concluded")
 
     def count_played_though_dead(self) -> int:
         """Count the tasks that are a dead letter of one worker, but were played by another."""
-        return sum(_sum((page.task_deaths > 0) & page.mask(PLAYED)) for page in self.pages.iterate() if not page.use)
+        return self._count("task_died AND played")
+
+    def find_waiting(self) -> list[Row]:
+        """Return (partition, offset) of the first curated record of each partition that was not concluded."""
+        return self._ledger.query(
+            "SELECT partition.partition, min(curated.offset) FROM curated JOIN partition ON partition.id = partition_id"
+            " JOIN number USING (variant, stream, use, number)"
+            " WHERE variant = ? AND NOT is_dead AND NOT trained AND NOT evicted GROUP BY 1",
+            self.variant,
+        )
+
+    def find_ends(self) -> dict[int, int]:
+        """Return partition of the curated topic to the offset after its last first use."""
+        return dict(
+            self._ledger.query(
+                "SELECT partition.partition, max(curated.offset) + 1 FROM curated"
+                " JOIN partition ON partition.id = partition_id WHERE variant = ? AND use = 0 GROUP BY 1",
+                self.variant,
+            )
+        )
+
+    def find_curated_end(self) -> list[Row]:
+        """Return (topic, partition, offset after its last first delivery that has an outcome) of trajectories."""
+        return self._ledger.query(
+            "SELECT topic, partition, max(first) + 1 FROM ("
+            " SELECT partition_id, stream, number, min(offset) AS first FROM delivery WHERE policy = ? GROUP BY 2, 3"
+            ") AS one JOIN partition ON partition.id = partition_id"
+            " JOIN number ON (number.variant, number.stream, number.use, number.number)"
+            " = (?, one.stream, 0, one.number) WHERE kept OR discarded GROUP BY 1, 2",
+            self.policy,
+            self.variant,
+        )
+
+    def count_reopened(self) -> int:
+        """Count the dead letters that were sent back. Each may open one task more than the feeder had open."""
+        return int(
+            self._ledger.query("SELECT count(*) FROM death WHERE variant = ? AND times < 0 AND use = 0", self.variant)[
+                0
+            ][0]
+        )
+
+    # -------------------------------------------------------------------------------------------------------- problems
 
     def find_vanished(self, issued: Mapping[str, int]) -> Problems:
         """Return the open numbers below `issued` that have neither a task that waits for a worker nor a group.
@@ -336,58 +207,118 @@ class PolicyNumbers:
         `issued` and the workers' positions were read before the tasks, and the tasks before the groups.
         """
         found = Problems()
+        what = "is in flight, but its task does not wait for a worker, and no worker has produced its group"
         for stream, end in issued.items():
-            for index in range(-(-end // PAGE_NUMBERS)):
-                page = self.pages.page(stream, 0, index)
-                lost = page.is_below(end) & ~page.concluded & ~page.mask(PLAYED | TASK_WAITS)
-                lost &= ~self._mask_forgotten(page)
-                what = "is in flight, but its task does not wait for a worker, and no worker has produced its group"
-                found.add(self._list_problems_at(page, lost, what), _sum(lost))
+            begin = self.forgettable.get(stream, 0)
+            self._add_missing(found, stream, begin, end, "concluded OR played OR waits", lambda _: what)
         return found
 
-    def problems(self, issued: Mapping[str, int], seen: Mapping[str, int], scope: Scope) -> Problems:
+    def _add_missing(
+        self, found: Problems, stream: str, begin: int, end: int, there: str, describe: Callable[[int], str]
+    ) -> None:
+        """Add the numbers of a range for which a condition does not hold, also those without a row."""
+        span = f"stream = ? AND number >= ? AND number < ? AND ({there})"
+        count = max(end - begin, 0) - self._count(span, stream, begin, end)
+        if count > 0:
+            numbers = (
+                n
+                for (n,) in self._ledger.query(
+                    f"SELECT number FROM {_FIRST_USES} AND {span} ORDER BY number", self.variant, stream, begin, end
+                )
+            )
+            found.add(
+                (
+                    AuditProblem(describe(number), self.variant, stream, number)
+                    for number in _find_gaps(numbers, begin, end)
+                ),
+                count,
+            )
+
+    def problems(self, seen: Mapping[str, int], scope: Scope) -> Problems:
         """Return every number with a problem."""
         found = Problems()
-        for page in self.pages.iterate():
-            before = self.pages.page(page.stream, page.use - 1, page.first // PAGE_NUMBERS) if page.use else None
-            for what, mask in find_broken(page, before, issued.get(page.stream, 0), scope):
-                if count := _sum(mask):
-                    found.add(self._list_problems_at(page, mask, what), count)
+        checks = [check for check in CHECKS if check.applies(scope)]
+        sums = ", ".join(f"total({check.where})" for check in checks)
+        [counts] = self._ledger.query(f"SELECT {sums} FROM number WHERE variant = ?", self.variant)
+        for check, count in zip(checks, counts, strict=True):
+            if count:
+                found.add(self._list_problems(check.what, check.where), int(count))
         for stream, next_number in seen.items():
-            first = issued.get(stream, 0)
+            first = self.issued.get(stream, 0)
             what = "has a record on the tasks topic, but the feeder's snapshot does not count it as issued"
-            unknown = (AuditProblem(what, self.policy, stream, number) for number in range(first, next_number))
+            unknown = (AuditProblem(what, self.variant, stream, number) for number in range(first, next_number))
             found.add(unknown, max(next_number - first, 0))
         if scope.drained:
-            left = self.audit(issued, {}, drained=True).in_flight
-            found.add(self._find_open(issued), left)
+            for stream, end in self.issued.items():
+                begin = min(end, self.forgettable.get(stream, 0))
+                self._add_open(found, stream, begin, end)
         return found
 
-    def _list_problems_at(self, page: Page, mask: Mask, what: str) -> Iterator[AuditProblem]:
-        use = f"(use {page.use})" if page.use else ""
-        for at in np.flatnonzero(mask):
-            conclusion = self._reasons[int(page.bits[at]) >> REASON_BITS]
-            words = what.format(reason=_describe_conclusion(conclusion))
-            yield AuditProblem(f"{use} {words}".strip(), self.policy, page.stream, page.first + int(at))
+    def _add_open(self, found: Problems, stream: str, begin: int, end: int) -> None:
+        """Add the numbers that were issued and not concluded, although nothing more can conclude."""
+        played = "stream = ? AND number >= 0 AND number < ? AND played AND NOT concluded"
+        facts = f"SELECT number, kept, produced FROM {_FIRST_USES} AND"
+        rows = self._ledger.query(f"{facts} {played} ORDER BY number LIMIT {MOST_LISTED}", self.variant, stream, begin)
+        count = self._count(f"{played}", stream, begin)
+        found.add((AuditProblem(describe_open(k, p), self.variant, stream, n) for n, k, p in rows), count)
 
-    def _find_open(self, issued: Mapping[str, int]) -> Iterator[AuditProblem]:
-        """Yield numbers that were issued and not concluded, although nothing more can conclude."""
-        for stream, end in issued.items():
-            for index in range(-(-end // PAGE_NUMBERS)):
-                page = self.pages.page(stream, 0, index)
-                for at in np.flatnonzero(~page.concluded & page.is_below(end) & ~self._mask_forgotten(page)):
-                    yield AuditProblem(describe_open(int(page.bits[at])), self.policy, stream, page.first + int(at))
+        def describe(number: int) -> str:
+            found = self._ledger.query(f"{facts} stream = ? AND number = ?", self.variant, stream, number)
+            return describe_open(*found[0][1:]) if found else describe_open(0, 0)
+
+        self._add_missing(found, stream, begin, end, "concluded", describe)
+
+    def _list_problems(self, what: str, where: str) -> Iterator[AuditProblem]:
+        rows: list[Row] = self._ledger.query(
+            f"SELECT stream, use, number, conclusion FROM number WHERE variant = ? AND {where}"
+            f" ORDER BY stream, use, number LIMIT {MOST_LISTED}",
+            self.variant,
+        )
+        for stream, use, number, conclusion in rows:
+            words = what.format(reason=_describe_conclusion(conclusion or ""))
+            yield AuditProblem(f"(use {use}) {words}" if use else words, self.variant, stream, number)
 
 
-def code_of(verdict: str) -> int:
-    """Return a number above 0 that encodes the verdict of an eviction."""
-    return VERDICTS.index(verdict) + 1 if verdict in VERDICTS else len(VERDICTS) + 1
+def count_unnumbered(ledger: Ledger) -> dict[str, int]:
+    """Return the dead letters by reason that conclude no number and were not sent back."""
+    found = Counter[str]()
+    for reason, letters in ledger.query(_UNNUMBERED):
+        found[reason if 0 < len(reason) <= REASON_LENGTH else OTHER_REASON] += letters
+    return list_reasons(found)
 
 
-def _sum(mask: Mask) -> int:
-    return int(np.count_nonzero(mask))
+def list_reasons(groups: Counter[str]) -> dict[str, int]:
+    """Return reason to its groups, in the order of the names; the reasons of the fewest groups count as one."""
+    found = dict(groups.most_common(MOST_REASONS))
+    if left := groups.total() - sum(found.values()):
+        found[OTHER_REASON] = found.get(OTHER_REASON, 0) + left
+    return dict(sorted(found.items()))
 
 
-def _describe_conclusion(conclusion: Conclusion) -> str:
-    _, verdict, reason = conclusion
+def count_concluded_by_all(ledger: Ledger, stream: str, policies: Sequence[str]) -> int:
+    """Count the issued tasks of a stream that are concluded for all of these policies."""
+    if not policies:
+        return 0
+    marks = ", ".join("?" * len(policies))
+    rows = ledger.query(
+        "SELECT count(*) FROM (SELECT number FROM number WHERE stream = ? AND use = 0 AND concluded AND issued"
+        f" AND variant IN ({marks}) GROUP BY number HAVING count(*) = ?)",
+        stream,
+        *policies,
+        len(policies),
+    )
+    return int(rows[0][0])
+
+
+def _find_gaps(numbers: Iterator[int], begin: int, end: int) -> Iterator[int]:
+    """Yield the numbers from `begin` up to, not including, `end` that are not among rising numbers."""
+    for number in numbers:
+        yield from range(begin, number)
+        begin = number + 1
+    yield from range(begin, end)
+
+
+def _describe_conclusion(conclusion: str) -> str:
+    """Return the reason of a discard, or its verdict."""
+    _, verdict, reason = conclusion.split(SEPARATOR, 2) if conclusion else ("", "", "")
     return reason or verdict

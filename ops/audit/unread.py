@@ -1,4 +1,4 @@
-"""Unreadable records, each of which needs a dead letter, and dead letters without a number. No I/O."""
+"""Unreadable records, each of which needs a dead letter. No I/O."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from headrace.ops.audit.problems import MOST_LISTED, AuditProblem, Problems
 
 UNREAD_PAGE_BITS = 12
 UNREAD, DEAD_LETTER, VOID = 1, 2, 4
-SENT_BACK = 0x80
-MOST_REASONS, REASON_LENGTH = SENT_BACK - 1, 40
-"""Largest number of reasons, and length of a reason; other dead letters count as OTHER_REASON."""
-OTHER_REASON = "other"
 
 
 class Unread:
@@ -69,31 +65,3 @@ class Unread:
                     found.add([AuditProblem(what)], 1)
                 at = page.find(UNREAD, at + 1)
         return found
-
-
-class Unnumbered:
-    """Dead letters that conclude no number, and so are in no other count. One byte for every dead letter."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._codes: dict[str, int] = {}
-
-    def fold_dead_letter(self, offset: int, reason: str) -> None:
-        """Take in a dead letter that concludes no number, by its offset among the dead letters."""
-        is_known = reason in self._codes or len(self._codes) < MOST_REASONS - 1
-        reason = reason if is_known and 0 < len(reason) <= REASON_LENGTH else OTHER_REASON
-        self._mark(offset, self._codes.setdefault(reason, len(self._codes) + 1))
-
-    def fold_redriven(self, offset: int) -> None:
-        """Record that the message of a dead letter was sent back."""
-        self._mark(offset, SENT_BACK)
-
-    def _mark(self, offset: int, bits: int) -> None:
-        if offset >= len(self._bytes):
-            self._bytes.extend(bytes(offset + 1 - len(self._bytes)))
-        self._bytes[offset] |= bits
-
-    def count_by_reason(self) -> dict[str, int]:
-        """Count the dead letters that were not sent back."""
-        found = {reason: self._bytes.count(code) for reason, code in sorted(self._codes.items())}
-        return {reason: count for reason, count in found.items() if count}

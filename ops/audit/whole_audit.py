@@ -94,7 +94,7 @@ class WholeAudit:
         curated = {topic: CuratedDigest() for topic in Parts.of(run).curated}
         deep = DeepLook(run, fold.account, evaluations, objects, rests=request.rests) if request.deep else None
         fold.evaluations, known = evaluations, fold.account.known
-        known.keeps_positions, known.checks_resume = request.deep, True
+        known.checks_resume = True
         store = "checked" if objects else "left out"
         return cls(run, request, log, log.revisions(), fold, evaluations, objects, curated, deep, store=store)
 
@@ -246,7 +246,7 @@ class WholeAudit:
     def _check_commits(self, there: set[str], before: AskedGroups) -> None:
         asked = self._fetch_committed(there)
         fold = self.fold
-        for what in commits.problems(asked, fold.snapshots, self.run.run_id, before, fold.curated_to):
+        for what in commits.problems(asked, fold.snapshots, self.run.run_id, before, fold.account.find_curated_ends()):
             self.other.add_sentence(what)
 
     def _fetch_committed(self, there: set[str]) -> AskedGroups:

@@ -7,22 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.group_offsets import fetch_committed_offsets
 from headrace.infra.kafka.topic_offsets import fetch_end_offsets
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
-from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.liveness import is_alive, is_fresh
-from headrace.ledger.run_streams import RunStreams
 from headrace.ledger.tallies import recount
-from headrace.ops.audit.numbers import PolicyAudit
+from headrace.ops.audit.numbers import PolicyAudit, count_unnumbered
 from headrace.ops.episode_errors import list_errors
 from headrace.ops.figures.advice import Advisor
 from headrace.ops.figures.concluded import Concluded
 from headrace.ops.figures.failing import Failures
-from headrace.ops.figures.group_counts import Issued, count_policies, count_unnumbered, read_feeder
+from headrace.ops.figures.group_counts import Issued, count_policies, read_feeder
 from headrace.ops.figures.late_versions import describe_longest_pause
 from headrace.ops.figures.revision_figures import find_span, list_revisions
 from headrace.ops.figures.reward_figures import Rewards
@@ -39,17 +36,11 @@ class Figures:
     """The figures of a run, whenever they are asked for.
 
     Args:
-        run_id: Id of the run; records of other runs are skipped.
-        recipe: The newest revision.
-        revisions: All its revisions, by number; if empty, this recipe is the only one.
-        ledger: The run's ledger, which its owner keeps up to date; None for one in memory.
+        ledger: The run's ledger, which its owner keeps up to date.
     """
 
-    def __init__(
-        self, run_id: str, recipe: Recipe, revisions: Sequence[Recipe] = (), ledger: Ledger | None = None
-    ) -> None:
-        self.recipe = recipe
-        self.ledger = ledger or Ledger(None, run_id, RunStreams(recipe, revisions))
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.recipe = ledger, ledger.streams.recipe
         self._issued = Issued()
 
     @property
@@ -69,10 +60,6 @@ class Figures:
                 topic = self.recipe.topics.curated(variant)
                 found |= {(topic, int(partition)): offset for partition, offset in json.loads(positions).items()}
         return found
-
-    def fold_message(self, message: Message, arrived_ms: int = 0) -> None:
-        """Take in a message, as `Ledger.add` does."""
-        self.ledger.add([message], arrived_ms)
 
     def seconds_to_versions(self, policy: str) -> dict[int, float]:
         """Return version to the seconds of wall time from the run's beginning until it was made, with pauses."""

@@ -9,24 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, read_issued
+from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, read_begins, read_issued
 from headrace.ledger.ledger import Ledger
-from headrace.ledger.tallies import count_concluded, count_numbers, count_reasons
-from headrace.ops.audit.numbers import PolicyAudit
-from headrace.ops.audit.unread import OTHER_REASON, REASON_LENGTH
+from headrace.ledger.tallies import count_concluded, count_numbers, count_reasons, recount
+from headrace.ops.audit.numbers import PolicyAudit, list_reasons
 from headrace.ops.figures.run_figures import Selection, read_selection
 from headrace.schemas.topics import policy_of
 
-MOST_REASONS_KEPT = 127
-"""Largest number of reasons that are counted one by one; those of the fewest groups count as OTHER_REASON."""
-_UNNUMBERED = f"""
-    SELECT reason, count(*) FROM dead_letter AS one
-    WHERE NOT concludes AND reason <> '{REDRIVEN}' AND NOT EXISTS (
-        SELECT 1 FROM dead_letter AS sent
-        WHERE sent.reason = '{REDRIVEN}' AND sent.redrives = one.offset AND sent.offset > one.offset
-    ) GROUP BY reason
-"""
 LEAST, LARGEST = -(2**63), 2**63 - 1
 
 
@@ -49,16 +38,13 @@ def read_feeder(ledger: Ledger, before: Issued) -> Issued:
             return before
         state: dict[str, Any] = json.loads(snapshot.body)
         selection = {stream: read_selection(source) for stream, source in state.get("sources", {}).items()}
-        begins = {
-            stream: [[int(revision), int(first)] for revision, first in some]
-            for stream, some in state.get("revisions", {}).items()
-        }
-        return Issued(read_issued(state), begins, selection)
+        return Issued(read_issued(state), read_begins(state), selection)
     return before
 
 
 def count_policies(ledger: Ledger, issued: Issued) -> dict[str, PolicyAudit]:
     """Return the counts of every policy and shadow."""
+    recount(ledger)
     return {variant: _count(ledger, variant, issued) for variant in ledger.streams.variants}
 
 
@@ -103,17 +89,4 @@ def _count_discarded(ledger: Ledger, variant: str) -> dict[str, int]:
     words = Counter[str]()
     for (_, verdict, reason), groups in count_reasons(ledger, variant).items():
         words[reason or verdict] += groups
-    many = words.most_common(MOST_REASONS_KEPT)
-    found = dict(many)
-    if left := words.total() - sum(found.values()):
-        found[OTHER_REASON] = found.get(OTHER_REASON, 0) + left
-    return dict(sorted(found.items()))
-
-
-def count_unnumbered(ledger: Ledger) -> dict[str, int]:
-    """Return the dead letters by reason that conclude no number and were not sent back."""
-    found = Counter[str]()
-    rows = ledger.query(_UNNUMBERED)
-    for reason, letters in rows:
-        found[reason if 0 < len(reason) <= REASON_LENGTH else OTHER_REASON] += letters
-    return dict(sorted(found.items()))
+    return list_reasons(words)

@@ -52,7 +52,7 @@ def status(run: Run, *, rests: bool, began_ms: int = 0, ledger: Path | None = No
 
 
 def _build_status(run: Run, ledger: Ledger, *, rests: bool, began_ms: int) -> Status:
-    fold = Figures(run.run_id, run.recipe, run.revisions, ledger)
+    fold = Figures(ledger)
     found = fold.compute_figures(measure_lags(run, fold.trainer_positions), now_ms())
     found = replace(found, parent=run.parent, environments=run.environments_at(run.revision))
     now = now_ms()

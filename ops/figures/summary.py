@@ -180,7 +180,7 @@ def summarize(run: Run, effort: Effort, folder: DataFolder, rest: str = "") -> S
 
 
 def _build_summary(run: Run, ledger: Ledger, effort: Effort, folder: DataFolder, rest: str) -> Summary:
-    fold, now = Figures(run.run_id, run.recipe, run.revisions, ledger), now_ms()
+    fold, now = Figures(ledger), now_ms()
     figures, pulse = fold.compute_figures({}, now), find_pulse(ledger, now)
     proof, rates, feed = report(run, rests=True), compute_mean_rates(ledger, effort.wall_s), run.recipe.feed
     fates = {name: find_discards(ledger, name) for name in run.recipe.policies}

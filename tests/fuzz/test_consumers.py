@@ -43,6 +43,8 @@ from headrace.infra.weights.delta_header import Label
 from headrace.infra.weights.policy_weights import BadWeights, PolicyWeights
 from headrace.infra.weights.tensor_file import encode_safetensors
 from headrace.infra.weights.tensors import WeightsError, hash_weights
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.run_streams import RunStreams
 from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import compute_mean_rates, find_pulse
 from headrace.ops.plain_json import plain
@@ -584,7 +586,7 @@ def test_a_feeder_learns_from_a_record_or_gives_a_dead_letter(fuzz: Fuzz) -> Non
 
 
 def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
-    figures, offset = Figures("run-1", RECIPE), 0
+    figures, offset = Figures(Ledger(None, "run-1", RunStreams(RECIPE))), 0
 
     def make(rng: Random) -> Message:
         nonlocal offset
@@ -592,7 +594,7 @@ def test_the_page_shows_whatever_was_said(fuzz: Fuzz) -> None:
         return said(rng, offset, SHOWN)
 
     def check(message: Message) -> None:
-        figures.fold_message(message)
+        figures.ledger.add([message])
         if message.offset % 50 == 0:
             now = figures.compute_figures({}, 10**12)
             json.dumps(plain(now))

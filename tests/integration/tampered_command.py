@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from stoppable import until
+
+from headrace.infra.kafka.group_offsets import fetch_committed_offsets
+from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
+from headrace.ops.opened_run import open_run
 
 SETTINGS = (
     "policies.solver.warm_start.reward_low=0.05",
@@ -43,9 +48,11 @@ def done(*words: str | Path) -> None:
 def interrupted(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
     """Run a command for as long as the context lasts, and interrupt it then."""
     with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
-        yield up
-        up.send_signal(signal.SIGINT)
-        up.communicate(timeout=60)
+        try:
+            yield up
+        finally:
+            up.send_signal(signal.SIGINT)
+            up.communicate(timeout=60)
 
 
 def wait_for_version(data: Path, launcher: subprocess.Popen[Any], version: int, policy: str = "solver") -> None:
@@ -57,9 +64,8 @@ def wait_for_version(data: Path, launcher: subprocess.Popen[Any], version: int, 
         time.sleep(0.05)
 
 
-@contextmanager
-def suspended_trainer(data: Path) -> Iterator[None]:
-    """Suspend the trainer for a while: on a busy machine the run would be over before one has looked at it."""
+def suspend(data: Path, component: str) -> list[psutil.Process]:
+    """Freeze the processes of a component, given by its subcommand: a stop of the run kills them."""
     mark = f"kafka://{json.loads((data / 'run.json').read_text())['bootstrap']}/"
     found = []
     for process in psutil.process_iter():
@@ -67,14 +73,42 @@ def suspended_trainer(data: Path) -> Iterator[None]:
             words = " ".join(process.cmdline()).split()
         except psutil.Error:
             continue
-        if "train" in words and any(mark in word for word in words):
+        if component in words and any(mark in word for word in words):
             found.append(process)
-    assert found, "there is no trainer"
+    assert found, f"there is no process of {component}"
     for process in found:
         process.suspend()
+    return found
+
+
+@contextmanager
+def suspended_trainer(data: Path) -> Iterator[None]:
+    """Suspend the trainer for a while: on a busy machine the run would be over before one has looked at it."""
+    found = suspend(data, "train")
     try:
         yield
     finally:
         for process in found:
             if process.is_running():
                 process.resume()
+
+
+def wait_for_waiting_tasks(data: Path) -> None:
+    """Wait, with a suspended worker, until a task waits in every partition and every played group is concluded."""
+    with open_run(None, data) as opened:
+        run = opened.run
+        tasks, trajectories = run.topics.tasks("sums"), run.topics.trajectories("solver")
+
+        def find_unread(group: str, topic: str) -> set[PartitionId]:
+            begins = find_start_positions(
+                run.connection, [topic], fetch_committed_offsets(run.connection, group, [topic])
+            )
+            with TopicReader(run.connection, begins, "test") as reader:
+                return {(message.topic, message.partition) for message in reader.catch_up()}
+
+        def is_at_rest() -> bool:
+            waiting = find_unread(run.topics.rollout_group("sums"), tasks)
+            played = find_unread(run.topics.curate_group("solver"), trajectories)
+            return len(waiting) == run.recipe.kafka.partitions and not played
+
+        until(is_at_rest, "a task waits in every partition, and every played group is concluded")

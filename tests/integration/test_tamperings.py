@@ -12,7 +12,15 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import TopicPartition
 from recorded_run import Runs
-from tampered_command import WORDS, done, interrupted, suspended_trainer, wait_for_version
+from tampered_command import (
+    WORDS,
+    done,
+    interrupted,
+    suspend,
+    suspended_trainer,
+    wait_for_version,
+    wait_for_waiting_tasks,
+)
 from tampering_hand import Hand
 from tamperings import CATALOGUE, FINISHED, LIVE, STOPPED, Tampering, check, named
 from tamperings_new import NEW
@@ -33,6 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     words = (*WORDS, "--data", made.data)
     with interrupted(*words) as up:
         wait_for_version(made.data, up, 7)
+        suspend(made.data, "rollout")  # until the run is stopped: tamperings need tasks that wait
+        wait_for_waiting_tasks(made.data)
         with suspended_trainer(made.data):
             made.look(LIVE)
     made.look(STOPPED)

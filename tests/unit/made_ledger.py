@@ -12,6 +12,7 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.run_streams import RunStreams
+from headrace.ops.figures.figures import Figures
 from headrace.schemas import codec
 from headrace.schemas.records import BatchTrained, DeadLetter, EvalResult, Outcome, WeightsPublished, WorkerStatus
 
@@ -41,3 +42,8 @@ class MadeLedger(Ledger):
         data = codec.encode(replace(record, run_id=RUN_ID))
         self.add([Message(topic, 0, self._ends[topic], key, data, timestamp_ms=at_ms)])
         self._ends[topic] += 1
+
+
+def make_figures(run_id: str, recipe: Recipe) -> Figures:
+    """Return the figures over an empty ledger in memory."""
+    return Figures(Ledger(None, run_id, RunStreams(recipe)))

@@ -21,7 +21,7 @@ from headrace.ops.audit.account import RunAccount
 from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.fold import AuditFold
-from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers
+from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.problems import MOST_LISTED
 from headrace.ops.audit.results import Audit
 from headrace.ops.audit.retired_versions import find_wrongly_retired
@@ -1015,7 +1015,7 @@ def test_the_audit_notes_how_far_curators_have_concluded_deliveries() -> None:
     log.produced(2)
     log.produced(0)
     log.messages.sort(key=lambda message: message.topic == TOPICS.trajectories("solver"))
-    assert folded(log.messages).curated_to == {("solver", TOPICS.trajectories("solver"), 0): 2}
+    assert folded(log.messages).account.find_curated_ends() == {("solver", TOPICS.trajectories("solver"), 0): 2}
 
 
 def retired(what: str, first: int, last: int, *, still: bool = True) -> list[str]:
@@ -1116,10 +1116,13 @@ def test_numbers_of_a_workflow_that_came_back_are_due_from_there_on() -> None:
 
 
 def test_what_the_feeder_may_have_forgotten_is_not_counted_as_open_beside_what_it_issued_since() -> None:
-    numbers = PolicyNumbers("solver")
+    log = Log()
+    log.produced(0, "words")
+    log.outcome(1)
+    account = folded(log.messages).account
+    numbers = account.numbers["solver"]
+    account.settle()
     numbers.forgettable = {"words": 4}
-    numbers.note_produced("words", 0)
-    numbers.mark_discarded("sums", 1, 0, ("curate", "dropped", "length"))
     assert numbers.count_open_below({"words": 4, "sums": 3}) == 2
 
 

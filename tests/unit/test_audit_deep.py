@@ -123,7 +123,6 @@ class Scene:
 
     def said(self) -> list[str]:
         fold = AuditFold("r", RECIPE)
-        fold.account.known.keeps_positions = True
         RUN.__dict__["store"] = self
         objects = cast("ObjectChecks | None", self.objects)
         deep = DeepLook(RUN, fold.account, Evaluations((RECIPE,)), objects, rests=self.rests)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_ledger import make_figures
 from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
@@ -15,7 +16,6 @@ from headrace.infra.run import own_positions
 from headrace.infra.run.own_positions import LARGEST_BODY, OwnPositions, Role
 from headrace.ledger.feeder_snapshot import FeederSnapshot
 from headrace.ops.audit.fold import AuditFold
-from headrace.ops.figures.figures import Figures
 
 RECIPE = sums_recipe()
 STATE = (RECIPE.topics.state, 0)
@@ -43,10 +43,10 @@ def place(*records: Outgoing) -> list[Message]:
 def read_issued(messages: list[Message]) -> tuple[int, int, int]:
     """Return the issued tasks that an audit, an audit of a live run, and the page count."""
     audit, live = AuditFold("r", RECIPE), AuditFold("r", RECIPE)
-    figures, newest = Figures("r", RECIPE), FeederSnapshot()
+    figures, newest = make_figures("r", RECIPE), FeederSnapshot()
     for message in messages:
         audit.fold_message(message)
-        figures.fold_message(message)
+        figures.ledger.add([message])
         newest.fold_message(message)
     audit.fold_feeder_snapshot()
     live.begin(newest)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_ledger import make_figures
 from made_recipes import sums_recipe
 
 from headrace.infra.kafka.clients import Message
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.run_figures import RewardPoint, RunFigures, Selection
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -36,7 +36,7 @@ class Log:
     """Feeds records as messages with the next offset of their topic."""
 
     def __init__(self) -> None:
-        self.figures = Figures("r", RECIPE)
+        self.figures = make_figures("r", RECIPE)
         self.messages: list[Message] = []
         self._ends = Counter[str]()
 
@@ -44,7 +44,7 @@ class Log:
         value = b"" if record is None else codec.encode(record)
         self.messages.append(Message(topic, 0, self._ends[topic], key, value, timestamp_ms=at_ms))
         self._ends[topic] += 1
-        self.figures.fold_message(self.messages[-1])
+        self.figures.ledger.add([self.messages[-1]])
 
     def read(self, now_ms: int = NOW) -> RunFigures:
         return self.figures.compute_figures({}, now_ms)
@@ -161,7 +161,7 @@ def test_a_repeated_message_changes_nothing() -> None:
     log.say(TOPICS.evals("solver"), EvalResult(run_id="r", policy="solver", version=0))
     before = log.read()
     for message in log.messages:
-        log.figures.fold_message(message)
+        log.figures.ledger.add([message])
     assert log.read() == before
 
 
@@ -230,7 +230,7 @@ def test_a_worker_whose_clock_goes_otherwise_is_there_while_its_heartbeats_come(
         status = WorkerStatus(
             run_id="r", worker="a", state="rolling", versions={"solver": at}, updated_ms=NOW + apart_ms
         )
-        log.figures.fold_message(Message(topic, 0, at, b"a", codec.encode(status)), arrived_ms)
+        log.figures.ledger.add([Message(topic, 0, at, b"a", codec.encode(status))], arrived_ms)
         assert log.read().state == ("running" if arrived_ms else "stopped")
     assert log.read(NOW + 20_000).state == "stopped"
 
@@ -251,8 +251,8 @@ def test_a_run_that_ended_is_finished_once_it_is_drained_or_nobody_is_left() -> 
 def test_other_runs_and_unreadable_bytes_are_passed_over() -> None:
     log = Log()
     log.say(TOPICS.weights("solver"), WeightsPublished(run_id="old", policy="solver", version=9))
-    log.figures.fold_message(Message(TOPICS.weights("solver"), 0, 1, b"", b"no record"))
-    log.figures.fold_message(Message("another.topic", 0, 0, b"", b""))
+    log.figures.ledger.add([Message(TOPICS.weights("solver"), 0, 1, b"", b"no record")])
+    log.figures.ledger.add([Message("another.topic", 0, 0, b"", b"")])
     assert log.read().versions == {}
 
 
@@ -297,7 +297,7 @@ def test_tokens_of_groups_that_came_too_late_to_the_trainer_were_wasted() -> Non
 
 def test_a_shadow_is_told_of_by_itself_and_counts_in_no_other_figure() -> None:
     log = Log()
-    log.figures = Figures("r", Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {}}}))
+    log.figures = make_figures("r", Recipe.model_validate({**RECIPE.model_dump(), "shadows": {"free": {}}}))
     log.issued(2)
     for number, topic in enumerate((TOPICS.batches("solver"), TOPICS.batches("solver.free"))):
         gap = {"off_policy_gap": 0.1 + number}

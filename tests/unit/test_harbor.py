@@ -104,11 +104,11 @@ def test_settings_that_a_box_cannot_keep_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(TaskRefused, match=f"task.toml: {why}"):
             read_task("t", write(tmp_path / str(number), task=text))
-    open_hosts = 'environment = { network_mode = "allowlist", allowed_hosts = ["pypi.org"] }\n'
+    open_hosts = 'environment = { network_mode = "allowlist", allowed_hosts = ["example.org"] }\n'
     listed = read_task("t", write(tmp_path / "open", task=open_hosts + 'agent.network_mode = "no-network"'))
     assert (listed.list_hosts("agent"), listed.list_hosts("verifier"), task.list_hosts("agent")) == (
         [],
-        ["pypi.org"],
+        ["example.org"],
         [],
     )
     (tmp_path / "right" / "instruction.md").unlink()

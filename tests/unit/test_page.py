@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from drawn_page import drawn
+from made_ledger import make_figures
 
 from headrace.app.views.chart import by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
@@ -15,7 +16,6 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.figures import Figures
 from headrace.ops.figures.pulse import compute_mean_rates, find_pulse
 from headrace.ops.figures.run_figures import Advice, RunFigures, Selection
 from headrace.ops.figures.standstill import Standstill
@@ -53,7 +53,7 @@ class Log:
         self._offsets[topic] += 1
         message = Message(topic, 0, offset, key, codec.encode(record), [], at_ms)
         for fold in self._folds:
-            fold.fold_message(message)
+            fold.ledger.add([message])
         return message
 
 
@@ -111,13 +111,13 @@ def test_a_chart_has_a_bar_per_value_and_a_dot_where_nothing_is_known() -> None:
 
 
 def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(recipe: Recipe) -> None:
-    figures = Figures(RUN_ID, recipe)
+    figures = make_figures(RUN_ID, recipe)
     log = Log(figures)
     topic = recipe.topics.outcomes("solver")
     log.say(topic, outcome(0), NOW_MS - 60_000)
     for number in range(1, 11):
         message = log.say(topic, outcome(number), NOW_MS - 5_000)
-        figures.fold_message(message)
+        figures.ledger.add([message])
 
     rates = find_pulse(figures.ledger, NOW_MS).rates
 
@@ -125,7 +125,7 @@ def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(reci
 
 
 def test_mean_rates_are_over_the_seconds_of_the_run_however_seldom_groups_come(recipe: Recipe) -> None:
-    figures = Figures(RUN_ID, recipe)
+    figures = make_figures(RUN_ID, recipe)
     log = Log(figures)
     for number, at_ms in enumerate((0, 60_000, 3_600_000, 3_660_000)):
         log.say(recipe.topics.outcomes("solver"), outcome(number), NOW_MS + at_ms)
@@ -135,7 +135,7 @@ def test_mean_rates_are_over_the_seconds_of_the_run_however_seldom_groups_come(r
 
 
 def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> None:
-    figures = Figures(RUN_ID, recipe)
+    figures = make_figures(RUN_ID, recipe)
     log, topics = Log(figures), recipe.topics
     for more in ({}, {"component": "train", "verdict": "expired"}, {"level": "trajectory"}, {"use": 1}):
         log.say(topics.outcomes("solver"), outcome(0, **more), NOW_MS)
@@ -155,7 +155,7 @@ def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> No
 
 @pytest.fixture
 def moment(recipe: Recipe) -> Moment:
-    figures = Figures(RUN_ID, recipe)
+    figures = make_figures(RUN_ID, recipe)
     log, topics = Log(figures), recipe.topics
     for number in range(40):
         log.say(topics.outcomes("solver"), outcome(number, (0.4, 0.4), version=number // 2, lengths=(3, 4)))
@@ -212,7 +212,7 @@ def test_the_status_shows_the_means_of_the_newest_batch(moment: Moment) -> None:
 
 
 def test_before_the_first_reward_page_and_line_say_what_a_worker_waits_for(recipe: Recipe) -> None:
-    figures = Figures(RUN_ID, recipe)
+    figures = make_figures(RUN_ID, recipe)
     log = Log(figures)
     log.say(recipe.topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=0))
     state, why = "waiting", "a server starts"
@@ -280,7 +280,7 @@ def test_page_and_status_show_a_worker_whose_time_is_none_and_what_was_wasted_of
 
 
 def test_a_dead_letter_of_no_number_is_shown_beside_the_groups(recipe: Recipe) -> None:
-    figures = Figures(RUN_ID, recipe)
+    figures = make_figures(RUN_ID, recipe)
     log = Log(figures)
     log.say(recipe.topics.dead_letters, DeadLetter(run_id=RUN_ID, reason="undecodable"))
     found = figures.compute_figures({}, NOW_MS)
@@ -304,7 +304,7 @@ def test_a_pipe_gets_the_same_in_one_line(moment: Moment) -> None:
 
 
 def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> None:
-    figures = Figures(RUN_ID, recipe)
+    figures = make_figures(RUN_ID, recipe)
     log = Log(figures)
 
     def moment(now_ms: int = NOW_MS) -> Moment:

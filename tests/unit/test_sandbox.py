@@ -166,22 +166,22 @@ def test_a_box_of_another_kind_is_found_by_its_name() -> None:
     with pytest.raises(UsageError, match=r"take one of .*namespaces"):
         make_box("docker")
     with pytest.raises(UsageError, match="a box of sandlock reaches no hosts"):
-        make_box("sandlock", backend="sandlock", hosts=["pypi.org"])
+        make_box("sandlock", backend="sandlock", hosts=["example.org"])
     with pytest.raises(UsageError, match="unexpected keyword argument 'hosts'"):
         make_box(f"{__name__}:OwnBox", hosts=["example.com"])
 
 
 def test_hosts_are_names_or_addresses_with_a_port_or_without() -> None:
-    listed = ["PyPI.org", "pypi.org:443", "10.0.0.7:8080", "localhost:1", "127.0.0.1:1", "a.b:65535"]
+    listed = ["Example.org", "example.org:443", "10.0.0.7:8080", "localhost:1", "127.0.0.1:1", "a.b:65535"]
     assert read_hosts(listed) == [
-        ("pypi.org", "127.120.0.1", 80),
-        ("pypi.org", "127.120.0.1", 443),
+        ("example.org", "127.120.0.1", 80),
+        ("example.org", "127.120.0.1", 443),
         ("10.0.0.7", "10.0.0.7", 8080),
         ("localhost", "127.0.0.1", 1),
         ("127.0.0.1", "127.0.0.1", 1),
         ("a.b", "127.120.0.4", 65535),
     ]
-    for wrong in ("", "*", "*.pypi.org", "https://pypi.org", "a:0", "a:65536", "a:", "a:b", "::1", "a b", "a\n::1 b"):
+    for wrong in ("", "*", "*.a.org", "https://a.org", "a:0", "a:65536", "a:", "a:b", "::1", "a b", "a\n::1 b"):
         with pytest.raises(UsageError, match="are names or IPv4 addresses"):
             read_hosts([wrong])
     with pytest.raises(UsageError, match="at most 250 ports together; got 300"):
