@@ -57,7 +57,7 @@ REFUSED = frozenset({
 })  # fmt: skip
 """Codes of errors after which the ledger is kept in memory. All others are defects, and are raised."""
 MOST_REMAKES = 3
-OTHER_FILES = ("schemas/episode_errors.py", "schemas/topics.py", "infra/weights/paths.py")
+OTHER_FILES = ("schemas/digests.py", "schemas/episode_errors.py", "schemas/topics.py", "infra/weights/paths.py")
 """Files of other rooms that decide what rows hold."""
 log = structlog.get_logger()
 Place: TypeAlias = tuple[int, int, int]

@@ -16,6 +16,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.weights.paths import is_version, size_of
 from headrace.ledger.plain_headers import GroupStamp
 from headrace.ledger.run_streams import RunStreams
+from headrace.schemas.digests import compute_digest, digest_batch
 from headrace.schemas.episode_errors import MALFORMED, error_key_of
 from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import is_eval, policy_variant_of
@@ -67,6 +68,7 @@ class Rows:
             one["revision"], one["min_version"], one["head_version"], _clamp(one["n_asked"]),
             _clamp(sum(lengths)), len(rewards), sum(finite), len(finite), min(finite, default=None),
             max(finite, default=None), array("d", rewards).tobytes(), array("q", lengths).tobytes(),
+            one["group_digest"],
         )  # fmt: skip
         if decides:
             for error in one["errors"]:
@@ -80,11 +82,12 @@ class Rows:
 
     def add_batch(self, message: Message, partition_id: int, variant: str, one: Mapping[str, Any]) -> None:
         """Add a trainer's record, and the groups that it trained."""
-        metrics, version = one["metrics"], one["version"]
+        metrics, version, log_hash = one["metrics"], one["version"], one["log_hash"]
         positions = {place["partition"]: place["offset"] for place in one["positions"]}
         batch_id = self.add(
             "batch", partition_id, message.offset, message.timestamp_ms, variant, version, one["created_ms"],
             len(one["groups"]), metrics.get(OFF_POLICY_GAP), json.dumps(metrics), json.dumps(positions),
+            digest_batch(one) if log_hash else "", log_hash,
         )  # fmt: skip
         for group in one["groups"]:
             stream, number = group["stream"], group["number"]
@@ -107,7 +110,8 @@ class Rows:
 
         `reached`: whether a curator may have read it; `due`: whether one is known to have read it.
         """
-        self.add("delivery", partition_id, message.offset, policy, group.stream, group.number, reached, due)
+        digest = compute_digest(message.value)
+        self.add("delivery", partition_id, message.offset, policy, group.stream, group.number, reached, due, digest)
 
     def add_curated(
         self, message: Message, partition_id: int, variant: str, group: GroupStamp, *, sent_back: bool, is_dead: bool
@@ -115,7 +119,7 @@ class Rows:
         """Add a curated group; `is_dead`: whether this very record has a dead letter."""
         self.add(
             "curated", partition_id, message.offset, variant, group.stream, group.number, group.use, group.revision,
-            group.min_version, group.max_version, sent_back, is_dead,
+            group.min_version, group.max_version, sent_back, is_dead, compute_digest(message.value),
         )  # fmt: skip
 
     def add_weights(self, message: Message, partition_id: int, event: WeightsPublished) -> None:

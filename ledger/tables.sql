@@ -11,13 +11,15 @@ CREATE TABLE partition (
 
 -- A verdict on a group or trajectory. decides: a curator's decision on the first use of a group, exactly one for each.
 -- tokens: generated, of all members. rewards: float64 of each member; lengths: int64. reward_*: of the finite rewards.
+-- group_digest: of the record that the worker wrote; empty in records of older builds.
 CREATE TABLE outcome (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL,
     variant TEXT NOT NULL, stream TEXT NOT NULL, number INTEGER NOT NULL, use INTEGER NOT NULL, level TEXT NOT NULL,
     verdict TEXT NOT NULL, reason TEXT NOT NULL, component TEXT NOT NULL, decides INTEGER NOT NULL,
     succeeds INTEGER NOT NULL, revision INTEGER NOT NULL, min_version INTEGER NOT NULL, head_version INTEGER NOT NULL,
     n_asked INTEGER NOT NULL, tokens INTEGER NOT NULL, samples INTEGER NOT NULL, reward_total REAL, reward_count INTEGER NOT NULL,
-    reward_low REAL, reward_high REAL, rewards BLOB NOT NULL, lengths BLOB NOT NULL
+    reward_low REAL, reward_high REAL, rewards BLOB NOT NULL, lengths BLOB NOT NULL,
+    group_digest TEXT NOT NULL
 );
 CREATE INDEX outcome_of_number ON outcome (variant, stream, number);
 CREATE INDEX outcome_too_late ON outcome (variant, tokens)
@@ -52,10 +54,11 @@ CREATE TABLE decided (
 ) WITHOUT ROWID;
 
 -- A record of a trainer: the batch of a version, or (version -1) only evictions and positions.
+-- digest: of what it says, from which its log_hash is made; both are empty in records of older builds.
 CREATE TABLE batch (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL,
     variant TEXT NOT NULL, version INTEGER NOT NULL, created_ms INTEGER NOT NULL, n_groups INTEGER NOT NULL,
-    off_policy_gap REAL, metrics TEXT NOT NULL, positions TEXT NOT NULL
+    off_policy_gap REAL, metrics TEXT NOT NULL, positions TEXT NOT NULL, digest TEXT NOT NULL, log_hash TEXT NOT NULL
 );
 CREATE INDEX batch_of_version ON batch (variant, version);
 
@@ -77,18 +80,20 @@ CREATE INDEX eviction_of_batch ON eviction (batch_id);
 
 -- Headers of tasks, delivered groups and curated groups; only an audit reads them. waits: no worker has read it yet.
 -- reached: a curator may have read it. due: one is known to have read it. is_dead: this very record has a dead letter.
+-- digest: of the record's value.
 CREATE TABLE task (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, stream TEXT NOT NULL,
     number INTEGER NOT NULL, waits INTEGER NOT NULL
 );
 CREATE TABLE delivery (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, policy TEXT NOT NULL,
-    stream TEXT NOT NULL, number INTEGER NOT NULL, reached INTEGER NOT NULL, due INTEGER NOT NULL
+    stream TEXT NOT NULL, number INTEGER NOT NULL, reached INTEGER NOT NULL, due INTEGER NOT NULL, digest TEXT NOT NULL
 );
 CREATE TABLE curated (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, variant TEXT NOT NULL,
     stream TEXT NOT NULL, number INTEGER NOT NULL, use INTEGER NOT NULL, revision INTEGER NOT NULL,
-    min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, sent_back INTEGER NOT NULL, is_dead INTEGER NOT NULL
+    min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, sent_back INTEGER NOT NULL, is_dead INTEGER NOT NULL,
+    digest TEXT NOT NULL
 );
 CREATE INDEX curated_of_number ON curated (variant, stream, number);
 

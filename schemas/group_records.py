@@ -339,3 +339,5 @@ class Outcome:
     """Newest version among the generated tokens; -1 for none."""
     head_version: int = -1
     """Newest version that the worker knew."""
+    group_digest: str = ""
+    """In a curator's verdict on a group: digest of the record that the worker wrote, as 16 bytes of BLAKE3 in hex."""

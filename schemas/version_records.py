@@ -85,6 +85,8 @@ class BatchTrained:
     """Loss, reward, ratio, staleness and times of the step."""
     created_ms: int = 0
     """Wall time in ms since the epoch."""
+    log_hash: str = ""
+    """Hash over the record before it, this one, and the curated records of its groups: see `schemas/digests.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.schemas.avro import SchemaError
+from headrace.schemas.digests import compute_digest
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, NamedObject
 from headrace.trainers.advantages import RewardError
@@ -124,6 +125,7 @@ class Intake:
             offset=message.offset,
             payload=payload,
             size_bytes=payload.size_bytes,
+            digest=compute_digest(message.value),
         )
 
     def _prepare(self, curated: CuratedGroup) -> PreparedGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from headrace.infra.kafka.clients import Message, Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter, build_shadow_loss
@@ -11,6 +11,7 @@ from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.kafka.topic_reader import PartitionId
 from headrace.infra.run.run import Run
 from headrace.schemas import codec, records
+from headrace.schemas.digests import compute_log_hash, digest_batch
 from headrace.schemas.group_lengths import count_generated
 from headrace.schemas.headers import outcome_stamp
 from headrace.schemas.ids import UseId, now_ms
@@ -41,6 +42,8 @@ class TrainerMessages:
     """Next offsets of the input topics; always current."""
     offsets: BatchOffsets
     """Offsets of the records on `batches`."""
+    log_hash: str = ""
+    """That of the newest record on `batches`."""
 
     def build_dead_letter(self, message: Message, refusal: Refusal, key: UseId = UNKNOWN_USE) -> list[Outgoing]:
         """Return a record's dead letter, and a BatchTrained with the positions and the record's offset as dead.
@@ -91,7 +94,8 @@ class TrainerMessages:
             fingerprint=self.fingerprint,
             metrics=metrics,
         )
-        outgoing = [self._build_batch_message(record), *(self._build_outcome(e) for e in evictions)]
+        curated = [entry.digest for entry in request.batch]
+        outgoing = [self._build_batch_message(record, curated), *(self._build_outcome(e) for e in evictions)]
         if uploaded.checkpoint is not None:
             begin = self.offsets.find_first_needed(window)
             mark = WindowMark(request.version, self.epoch, uploaded.weights_hash, _to_positions(window), begin)
@@ -118,8 +122,11 @@ class TrainerMessages:
         """Take in the offset of the newest version's record."""
         self.offsets.note_version_offset(offset)
 
-    def _build_batch_message(self, record: BatchTrained) -> Outgoing:
+    def _build_batch_message(self, record: BatchTrained, curated: Sequence[str] = ()) -> Outgoing:
+        """Return a record as the next one on `batches`; `curated` are the digests of its groups."""
         self.offsets.note_concluded(record)
+        self.log_hash = compute_log_hash(self.log_hash, digest_batch(asdict(record)), curated)
+        record = replace(record, log_hash=self.log_hash)
         key = f"{record.version}".encode()
         return Outgoing(self.run.topics.batches(self.policy_variant), codec.encode(record), key, partition=0)
 

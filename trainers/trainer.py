@@ -89,6 +89,7 @@ class Trainer:
             resumed.weights_hash,
             self._reader.positions,
             resumed.offsets,
+            resumed.log_hash,
         )
         self._metrics = VersionMetrics(policy_variant, resumed.recent, watch)
         self._watch = watch

@@ -215,6 +215,8 @@ def _describe_reading(audit: AuditReport) -> str:
         if unreadable > 1:
             letters = "dead letters cannot be read, so they are counted for"
         text += f"; {unreadable:,} {letters} no task"
+    if without := audit.without_digest:
+        text += f"; {without:,} {inflect(without, 'record')} of an older build audited without a digest"
     if audit.source:
         text += f"; an offline experiment: its groups are audited under run {audit.source}"
     return text

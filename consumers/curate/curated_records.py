@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.consumers.algorithms.contract import Candidate, Rejection, Replay, generated_lengths
+from headrace.schemas.digests import compute_digest
 from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.headers import Stamp
 from headrace.schemas.ids import LONGEST_NAME
@@ -58,8 +59,8 @@ def build_replay(replay: Replay, stamp: Stamp, first_back: int) -> CuratedGroup:
     )
 
 
-def build_group_outcome(policy: str, candidate: Candidate) -> Outcome:
-    """Return the outcome of a group, without its verdict."""
+def build_group_outcome(policy: str, candidate: Candidate, value: bytes) -> Outcome:
+    """Return the outcome of a group, without its verdict; `value` is the group as its worker wrote it."""
     group = candidate.group
     return Outcome(
         run_id=group.run_id,
@@ -78,6 +79,7 @@ def build_group_outcome(policy: str, candidate: Candidate) -> Outcome:
         min_version=candidate.min_version,
         max_version=candidate.max_version,
         head_version=group.head_version,
+        group_digest=compute_digest(value),
     )
 
 
@@ -109,4 +111,5 @@ def build_rejection_outcome(outcome: Outcome, group: TrajectoryGroup, rejection:
         rewards=(outcome.rewards[rejection.index],),
         lengths=(outcome.lengths[rejection.index],),
         errors=(),
+        group_digest="",
     )

@@ -301,7 +301,7 @@ class CuratorPartition:
                     outgoing += self._messages.build_kept(candidate, value, stamp, limit)
                 case Drop(reason, why):
                     log.debug("group.dropped", stream=group.stream, number=group.number, reason=reason, why=why)
-                    outgoing.append(self._messages.build_dropped(group, reason, why))
+                    outgoing.append(self._messages.build_dropped(group, value, reason, why))
                 case Replay():
                     stamp, back = self._replayable.replay(result, name)
                     outgoing += self._messages.build_replay(result, stamp, back)

@@ -39,16 +39,16 @@ class CuratorMessages:
             max_staleness: The trainer's limit, in versions.
         """
         group = candidate.group
-        outcome = build_group_outcome(self.context.policy, Candidate.of(group))
+        outcome = build_group_outcome(self.context.policy, Candidate.of(group), value)
         return [
             self._build_outcome(replace(outcome, verdict="kept")),
             *(self._build_outcome(build_rejection_outcome(outcome, group, one)) for one in candidate.rejected),
             self._build_curated(build_curated(candidate, value, max_staleness), stamp),
         ]
 
-    def build_dropped(self, group: TrajectoryGroup, reason: str, why: str = "") -> Outgoing:
+    def build_dropped(self, group: TrajectoryGroup, value: bytes, reason: str, why: str = "") -> Outgoing:
         """Return the outcome of a group that the chain dropped; malformed trajectories count as failed episodes."""
-        outcome = build_group_outcome(self.context.policy, Candidate.of(group))
+        outcome = build_group_outcome(self.context.policy, Candidate.of(group), value)
         if reason == MALFORMED:
             malformed = build_malformed_error(why, len(group.trajectories))
             outcome = replace(outcome, errors=(malformed, *outcome.errors)[:MOST_KINDS_OF_TASK])

@@ -1,8 +1,7 @@
 """Counts the records of a run by policy variant, and checks that every task number is accounted for. No I/O.
 
-Memory: four bytes for every number and policy or shadow, four more for a trained one, some hundred for every version
-and every checkpoint, a byte for every record near an unreadable one, and a byte for every dead letter. `headrace audit`
-also keeps 32 bytes for every record on `batches` and partition that it names. Nothing else grows with the run.
+Memory: some hundred bytes for every version and every checkpoint, a byte for every record near an unreadable one, and a
+byte for every dead letter. All else is in the ledger.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ from headrace.ops.audit.bounds import Bounds
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.flight import find_overflow
 from headrace.ops.audit.followed_batch import follow_batch
-from headrace.ops.audit.matched_values import MatchedValues
+from headrace.ops.audit.log_hashes import count_without_digest, find_broken_log_hashes
 from headrace.ops.audit.number_table import Reached, fill_numbers, make_tables
 from headrace.ops.audit.numbers import PolicyAudit, PolicyNumbers, count_concluded_by_all, count_unnumbered
-from headrace.ops.audit.pages import PRODUCED, Pages
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.results import Audit, GroupTotals, TaskCounts
-from headrace.ops.audit.revisions import RevisionSpans
 from headrace.ops.audit.unread import Unread
 from headrace.ops.audit.weights_chain import WeightsChain
 from headrace.schemas.records import DeadLetter, Snapshot
@@ -57,8 +54,6 @@ class Known:
     """For a running run, next numbers from before anything else was read, so that later tasks are not judged."""
     answered: dict[str, Mapping[PartitionId, int]] = field(default_factory=dict)
     """Shadow to the offsets that its curators had read to before anything else was read."""
-    checks_resume: bool = False
-    """Whether to check from which offsets a trainer resumes; `headrace audit` does, and a live page does not."""
 
 
 class RunAccount:
@@ -76,9 +71,6 @@ class RunAccount:
         self.ledger = ledger or Ledger(None, "", self.streams)
         make_tables(self.ledger)
         self._writer, self._is_settled = RowWriter(self.ledger), False
-        self._produced = {policy: Pages() for policy in recipe.policies}
-        self.values: Mapping[str, MatchedValues] = {}
-        """Policy or shadow to the values of its groups; empty but for a deep audit."""
         self.bounds = bounds = Bounds.of(revisions or (recipe,))
         self.batches = {variant: BatchRecords(variant, revisions or (recipe,)) for variant in variants}
         self.known = Known()
@@ -98,7 +90,6 @@ class RunAccount:
             )
             for variant in variants
         }
-        self.revisions = RevisionSpans()
         self.unread = Unread()
         self.unreadable_letters = 0
         """Records on `dead-letters` that cannot be read."""
@@ -119,7 +110,7 @@ class RunAccount:
     def fold_batch(self, policy_variant: str, batch: Mapping[str, Any], message: Message) -> None:
         """Take in a batch, as Avro's dict, and follow its version."""
         chain, batches = self.chains[policy_variant], self.batches[policy_variant]
-        follow_batch(chain, batches, batch, message, checks_resume=self.known.checks_resume)
+        follow_batch(chain, batches, batch, message)
         rows, place = self._begin(message)
         rows.add_batch(message, place, policy_variant, batch)
 
@@ -127,7 +118,6 @@ class RunAccount:
         """Take in an outcome, as Avro's dict; outcomes of evaluations are skipped."""
         if is_eval(outcome["stream"]):
             return
-        self.revisions.note_number(message.topic, outcome["stream"], outcome["number"], outcome["revision"])
         if not variant_of(variant):  # of a group that its policy refused for its head_version, a shadow has an outcome
             self.chains[variant].note_sampled(
                 (outcome["head_version"],), (message.topic, message.partition, message.offset)
@@ -136,7 +126,7 @@ class RunAccount:
         rows.add_outcome(message, place, variant, outcome)
 
     def fold_produced(self, policy: str, group: GroupStamp, message: Message) -> bool:
-        """Take in a produced group; return False if it is not the first of its number."""
+        """Take in a produced group; return False if its dead letter says that it concludes no number."""
         record_id = (message.topic, message.partition, message.offset)
         if self.unread.is_refused(*record_id):
             return False
@@ -145,7 +135,7 @@ class RunAccount:
         due = position is not None and reached
         rows, place = self._begin(message)
         rows.add_delivery(message, place, policy, group, reached=reached, due=due)
-        return not self._produced[policy].mark(group.stream, group.number, 0, PRODUCED)
+        return True
 
     def fold_curated(self, variant: str, group: GroupStamp, message: Message) -> None:
         """Take in a curated group."""
@@ -173,18 +163,17 @@ class RunAccount:
         self._is_settled = False
         return self._writer.begin(message)
 
-    def find_version(self, variant: str, stream: str, number: int, use: int) -> int:
-        """Return the version that was trained on a use; -1 for none. All batches were taken in before."""
-        if self._writer.rows.of["trained"]:
+    def find_group_digest(self, variant: str, stream: str, number: int) -> str:
+        """Return the digest of a group by its outcome; empty if none gives it. All outcomes were taken in before."""
+        if self._writer.rows.of["outcome"]:
             self._writer.flush()
-        [(version,)] = self.ledger.query(
-            "SELECT max(version) FROM trained WHERE (variant, stream, number, use) = (?, ?, ?, ?)",
+        rows = self.ledger.query(
+            "SELECT group_digest FROM outcome WHERE (variant, stream, number) = (?, ?, ?) AND group_digest <> ''",
             variant,
             stream,
             number,
-            use,
         )
-        return -1 if version is None else version
+        return rows[0][0] if rows else ""
 
     def settle(self) -> None:
         """Make the tables of numbers of all records that were taken in, if they are not made already."""
@@ -200,8 +189,6 @@ class RunAccount:
                 keeps_deadlines=not is_shadow, answered=self.known.answered.get(variant) if is_shadow else None,
             )  # fmt: skip
             fill_numbers(self.ledger, variant, numbers.issued, curated, reached)
-            for partition, offset in numbers.find_waiting():
-                chain.resume.note_waiting(partition, offset)
         self._is_settled = True
 
     def fold_issued(self, snapshot: Snapshot) -> None:
@@ -257,8 +244,6 @@ class RunAccount:
         policies, shadows = self.policies(drained=scope.drained), self.shadows(scope)
         problems, broken, lost = Problems(), Problems(), 0
         problems.extend(self.found)  # wrong numbers may follow from these
-        for values in self.values.values():
-            problems.extend(values.problems())
         for variant, numbers in self.numbers.items():
             own = self._find_scope(variant, scope)
             problems.extend(numbers.problems(self._select_streams(self.seen, variant), own))
@@ -273,11 +258,11 @@ class RunAccount:
                 for _, what in beyond:
                     problems.add_sentence(what)
             broken.extend(self.chains[variant].problems(still=own.still, over=own.drained))
-            problems.extend(self.chains[variant].position_problems())
+            problems.extend(self.chains[variant].positions.found)
+            for what in find_broken_log_hashes(self.ledger, variant):
+                problems.add_sentence(what)
         for found in (broken, self.unread.problems(positions or {})):
             problems.extend(found)
-        for what in self.revisions.problems(self.begins):
-            problems.add_sentence(what)
         total = {name: sum(getattr(p, name) for p in policies.values()) for name in SUMMED}
         return Audit(
             ok=not problems,
@@ -290,6 +275,7 @@ class RunAccount:
             weights_chain_ok=not broken,
             unreadable_letters=self.unreadable_letters,
             unnumbered_letters=count_unnumbered(self.ledger),
+            without_digest=count_without_digest(self.ledger),
             problems=problems,
         )
 

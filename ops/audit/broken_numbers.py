@@ -85,6 +85,9 @@ CHECKS = (
     Check("has its curated record at another offset than its batch record gives", "misplaced", ("whole",)),
     Check("has more than one curated record", "curated_again", ("whole",)),
     Check("was kept, but has no curated record", "kept AND NOT curated", ("whole",)),
+    Check(
+        "has an outcome of a group that no worker delivered: the digests of the records differ", "altered", ("whole",)
+    ),
     Check("was curated, but no worker produced it", "use = 0 AND (kept OR discarded) AND NOT produced", ("whole",)),
     Check("has a curated record, but no outcome says that it was kept", "curated AND NOT kept", ("whole", "still")),
     Check(

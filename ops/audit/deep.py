@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields, replace
 
-from headrace.consumers.algorithms.contract import generated_lengths
 from headrace.infra.kafka.clients import Message
 from headrace.infra.store.object_store import ObjectStore, StoreDenied, StoreError, StoreUnavailable
 from headrace.ops.audit.objects import ObjectChecks
@@ -114,17 +113,6 @@ def check_outcome_names(message: Message, outcome: Outcome, partitions: int) -> 
         raise UnfitValue(
             f"it is an outcome of number {outcome.number}, so it must be on partition {outcome.number % partitions}"
         )
-
-
-def facts_of_outcome(outcome: Outcome) -> tuple[object, ...]:
-    """Return the facts about a group that an outcome holds, in the order of `outcome_facts_of_group`."""
-    return tuple(outcome.rewards), tuple(outcome.lengths), outcome.n_asked, outcome.failures, outcome.task_id
-
-
-def outcome_facts_of_group(group: TrajectoryGroup) -> tuple[object, ...]:
-    """Return the facts that an outcome must hold about a group: rewards, lengths, episodes and failures, task."""
-    rewards = tuple(trajectory.reward for trajectory in group.trajectories)
-    return rewards, tuple(generated_lengths(group)), group.n_asked, len(group.failures), group.task_id
 
 
 def _check_versions(trajectories: Sequence[Trajectory], stamp: Stamp, *, has_all: bool = True) -> None:

@@ -1,18 +1,16 @@
 """The audit of evaluations: every number is answered for each policy, and every result exists exactly once.
 
-No I/O. Memory: four bytes for a number and policy, and in a deep audit the answers of incomplete evaluations.
+No I/O. Memory: some hundred bytes for a number and policy, and in a deep audit the answers of incomplete evaluations.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
-
-import numpy as np
 
 from headrace.consumers.evaluate.evaluation import (
     EvaluationFold,
@@ -26,17 +24,15 @@ from headrace.infra.kafka.dead_letters import REDRIVEN
 from headrace.infra.kafka.topic_reader import PartitionId, name_offset, name_partition
 from headrace.infra.recipe.settings import Recipe
 from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, FeederSnapshot, read_next_numbers
-from headrace.ops.audit.pages import ANSWER_DUE, PAGE_NUMBERS, PRODUCED, REACHED, Mask, Page, Pages
 from headrace.ops.audit.problems import AuditProblem, Problems
-from headrace.ops.audit.unsaved_results import EvaluationKey, name_evaluation
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TierResult, TrajectoryGroup
 from headrace.schemas.topics import EVALUATOR, is_eval
 
-WAITS = REACHED
-"""Bit of an evaluation whose task the workers have not read yet."""
+EvaluationKey = tuple[str, str, int]
+"""(workflow, policy, version)."""
 OF_ANY, OF_ANSWERS = ("problems", "samples"), ("avg_at_k", "pass_at_k", "mean_length", "failures")
 """Fields of a result that depend only on its version's answers, and fields that depend on its own answers."""
 
@@ -51,6 +47,28 @@ class EvaluationCounts:
     in_flight: int
     lost: int
     results: int
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """What is known of the numbers of one policy on one workflow."""
+
+    answered: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    """Numbers whose task the workers have not read yet."""
+    due: set[int] = field(default_factory=set)
+    """Numbers whose task the workers have read past."""
+    deaths: Counter[int] = field(default_factory=Counter)
+    """Number to its dead letters, minus redrives that opened it again."""
+
+    @property
+    def dead(self) -> set[int]:
+        """Numbers that a dead letter concludes."""
+        return {number for number, times in self.deaths.items() if times > 0} - self.answered
+
+    def find_open(self, first: int, end: int) -> set[int]:
+        """Return the numbers from `first` up to `end` that were not answered, and whose task waits for no worker."""
+        return set(range(first, end)) - self.answered - self.waiting - self.dead
 
 
 class Evaluations:
@@ -71,7 +89,8 @@ class Evaluations:
         """For a running run, the evaluator's positions from before anything else was read."""
         self._issued: dict[str, int] = {}
         self._seen: Counter[str] = Counter()
-        self._pages = {policy: Pages() for policy in self._recipe.policies}
+        self._numbers = defaultdict[tuple[str, str], _Numbers](_Numbers)
+        """(workflow, policy) to its numbers."""
         self._ends: dict[PartitionId, int] = {}
         """Partition of answers to the offset after its last one."""
         self._read: Mapping[str, int] = {}
@@ -88,11 +107,6 @@ class Evaluations:
         self._fold = EvaluationFold("", self._size)
         self._found = Problems()
 
-    @property
-    def results(self) -> Collection[EvaluationKey]:
-        """Evaluations that have a result."""
-        return self._results.keys()
-
     # --------------------------------------------------------------------------------------------------------- records
 
     def fold_task(self, message: Message, run_id: str, passed: Mapping[PartitionId, int]) -> bool:
@@ -106,9 +120,10 @@ class Evaluations:
         workflow = workflow_of(stamp.stream)
         self._seen[workflow] = max(self._seen[workflow], stamp.number + 1)
         if workflow in self._recipe.workflows:
-            bits = WAITS if message.offset >= passed.get(partition_id, 0) else ANSWER_DUE
+            waits = message.offset >= passed.get(partition_id, 0)
             for policy in self._recipe.policies_of(workflow):
-                self._pages[policy].mark(workflow, stamp.number, 0, bits)
+                numbers = self._numbers[workflow, policy]
+                (numbers.waiting if waits else numbers.due).add(stamp.number)
         return True
 
     def fold_answer(self, message: Message, run_id: str) -> bool:
@@ -118,11 +133,11 @@ class Evaluations:
         """
         stamp, partition_id = _read_stamp(message, run_id), (message.topic, message.partition)
         self._ends[partition_id] = message.offset + 1
-        if stamp is None or stamp.policy not in self._pages:
+        if stamp is None or stamp.policy not in self._recipe.policies:
             return False
         if message.topic != self._recipe.topics.eval_groups(stamp.policy):
             raise HeaderError(f"a group of policy {stamp.policy:.60} is on another policy's eval-groups topic")
-        self._pages[stamp.policy].mark(workflow_of(stamp.stream), stamp.number, 0, PRODUCED)
+        self._numbers[workflow_of(stamp.stream), stamp.policy].answered.add(stamp.number)
         return True
 
     def fold_result(self, message: Message, run_id: str) -> None:
@@ -182,9 +197,10 @@ class Evaluations:
             return
         named = (dead_letter.policy,) if dead_letter.policy else self._recipe.policies_of(workflow)
         for policy in named:
-            if policy in self._pages:
-                times = -1 if dead_letter.reason == REDRIVEN else 1
-                self._pages[policy].count_death(workflow, dead_letter.number, 0, times, of_task=False)
+            if policy in self._recipe.policies:
+                self._numbers[workflow, policy].deaths[dead_letter.number] += (
+                    -1 if dead_letter.reason == REDRIVEN else 1
+                )
 
     # ---------------------------------------------------------------------------------------------------------- result
 
@@ -193,10 +209,9 @@ class Evaluations:
         found = {}
         for workflow, issued in self._issued.items():
             for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
-                pages, first = list(self._iterate_pages(workflow, policy, issued)), self._find_first(workflow, policy)
-                answered = sum(_count_true(page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
-                dead = sum(_count_true(page.died & ~page.mask(PRODUCED) & page.is_below(issued)) for page in pages)
-                lost = sum(_count_true(_mask_lost(page, issued, first)) for page in pages) if drained else 0
+                numbers, first = self._numbers[workflow, policy], self._find_first(workflow, policy)
+                answered, dead = (sum(0 <= n < issued for n in some) for some in (numbers.answered, numbers.dead))
+                lost = len(numbers.find_open(first, issued)) if drained else 0
                 results = sum(key[:2] == (workflow, policy) for key in self._results)
                 own = issued - first
                 in_flight = own - answered - dead - lost
@@ -219,10 +234,6 @@ class Evaluations:
             found.add_sentence(what)
         return found
 
-    def _iterate_pages(self, workflow: str, policy: str, issued: int) -> Iterator[Page]:
-        for index in range(-(-issued // PAGE_NUMBERS)):
-            yield self._pages[policy].page(workflow, 0, index)
-
     def _find_foreign(self) -> Iterator[str]:
         for workflow, end in sorted(self._seen.items()):
             if end > self._issued.get(workflow, 0):
@@ -230,25 +241,25 @@ class Evaluations:
                     f"eval.{workflow}:{end - 1} has a record on the eval-tasks topic, but the feeder's snapshot does "
                     "not count it as issued"
                 )
-        for policy, pages in self._pages.items():
-            for page in pages.iterate():
-                foreign = (page.mask(PRODUCED) | page.died) & ~page.is_below(self._issued.get(page.stream, 0))
-                for at in np.flatnonzero(foreign):
-                    name = f"eval.{page.stream}:{page.first + at} of {policy}"
+        for (workflow, policy), numbers in sorted(self._numbers.items()):
+            for number in sorted(numbers.answered | numbers.dead):
+                if not 0 <= number < self._issued.get(workflow, 0):
+                    name = f"eval.{workflow}:{number} of {policy}"
                     yield f"{name} was answered or is a dead letter, but was never issued"
 
     def _add_lost(self, found: Problems, *, drained: bool) -> None:
         for workflow, issued in self._issued.items():
             before = issued if self.issued_before is None else self.issued_before.get(workflow, 0)
             for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
-                first = self._find_first(workflow, policy)
-                for page in self._iterate_pages(workflow, policy, issued):
-                    lost = _mask_lost(page, issued, first) if drained else _mask_unanswered(page, first)
-                    _add_numbers(found, page, policy, lost, "was issued, but never answered")
-                    if not drained:
-                        what = "was issued and is not answered, but its task is not on the eval-tasks topic"
-                        gone = _mask_lost(page, before, first) & ~page.mask(ANSWER_DUE)
-                        _add_numbers(found, page, policy, gone, what)
+                first, numbers = self._find_first(workflow, policy), self._numbers[workflow, policy]
+                unanswered = numbers.find_open(first, issued if drained else before)
+                lost = (
+                    unanswered if drained else numbers.find_open(first, max(numbers.due, default=-1) + 1) & numbers.due
+                )
+                _add_numbers(found, workflow, policy, lost, "was issued, but never answered")
+                if not drained:
+                    what = "was issued and is not answered, but its task is not on the eval-tasks topic"
+                    _add_numbers(found, workflow, policy, unanswered - numbers.due, what)
 
     def _find_first(self, workflow: str, policy: str) -> int:
         """Return the first number that a policy must answer.
@@ -260,9 +271,7 @@ class Evaluations:
         issued = self._issued.get(workflow, 0)
         if all(policy in one.policies_of(workflow) for one in having):
             return 0
-        pages = self._iterate_pages(workflow, policy, issued)
-        found = (page.first + int(at) for page in pages for at in np.flatnonzero(page.mask(PRODUCED)))
-        return min(next(found, issued), issued)
+        return min((*self._numbers[workflow, policy].answered, issued))
 
     def _find_missing(self) -> Iterator[str]:
         """Yield the missing results for which the evaluator has read all answers."""
@@ -347,19 +356,9 @@ def _read_stamp(message: Message, run_id: str) -> Stamp | None:
     return stamp if stamp.run_id == run_id and is_eval(stamp.stream) else None
 
 
-def _mask_lost(page: Page, issued: int, first: int) -> Mask:
-    found: Mask = page.is_below(issued) & ~page.is_below(first) & ~page.mask(PRODUCED | WAITS) & ~page.died
-    return found
-
-
-def _add_numbers(found: Problems, page: Page, policy: str, mask: Mask, what: str) -> None:
-    names = (f"eval.{page.stream}:{page.first + at} of {policy}" for at in np.flatnonzero(mask))
-    found.add((AuditProblem(f"{name} {what}") for name in names), _count_true(mask))
-
-
-def _mask_unanswered(page: Page, first: int) -> Mask:
-    """Return the numbers, from `first` on, that the workers have read past and not answered."""
-    return page.mask(ANSWER_DUE) & ~page.is_below(first) & ~page.mask(PRODUCED | WAITS) & ~page.died
+def _add_numbers(found: Problems, workflow: str, policy: str, numbers: Collection[int], what: str) -> None:
+    names = (f"eval.{workflow}:{number} of {policy}" for number in sorted(numbers))
+    found.add((AuditProblem(f"{name} {what}") for name in names), len(numbers))
 
 
 def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:
@@ -385,5 +384,7 @@ def _describe_tiers(expected: Sequence[TierResult], found: Sequence[TierResult])
     ]
 
 
-def _count_true(mask: Mask) -> int:
-    return int(np.count_nonzero(mask))
+def name_evaluation(key: EvaluationKey) -> str:
+    """Return the name of an evaluation for a sentence."""
+    workflow, policy, version = key
+    return f"the evaluation of version {version} of {policy} on {workflow}"

@@ -63,6 +63,8 @@ class AuditReport:
     weights_chain_ok: bool
     unreadable_letters: int
     """Number of records on `dead-letters` that are not dead letters."""
+    without_digest: int
+    """Number of batches and outcomes that an older build wrote without a digest; they are audited without it."""
     unnumbered_letters: Mapping[str, int]
     """Number of dead letters that name no training number, by reason."""
     problems: tuple[str, ...]

@@ -190,7 +190,6 @@ class AuditFold:
             )
         link = ChainLink(pointer.epoch, "", pointer.weights_hash, where)
         self.account.chains[variant].fold_checkpoint(pointer.version, link)
-        self.account.chains[variant].resume.fold_pointer(pointer, where)
         return True
 
     def _fold_weights(self, message: Message) -> bool:
@@ -202,13 +201,12 @@ class AuditFold:
         return True
 
     def _fold_task(self, message: Message) -> bool:
-        run_id, stream, number, revision = read_task_headers(message)
+        run_id, stream, number, _ = read_task_headers(message)
         if run_id != self._run_header or is_eval(stream):
             return False
         if message.topic != self.recipe.topics.tasks(stream):
             raise HeaderError(f"it is a task of stream {stream!r:.60}, but on the topic of another stream")
         self.account.fold_task(stream, number, message)
-        self.account.revisions.note_number(message.topic, stream, number, revision)
         return True
 
     def _fold_trajectories(self, message: Message) -> bool:
@@ -231,8 +229,6 @@ class AuditFold:
             raise HeaderError(f"it is of policy {policy!r:.60}, but on the topic of another policy")
         if (own := group.number % self.recipe.kafka.partitions) != message.partition:
             raise HeaderError(f"group number {group.number} does not belong to this partition, but to partition {own}")
-        if message.topic in self.curated:  # anybody may copy trajectories: there the curator's decision is checked
-            self.account.revisions.note_number(message.topic, group.stream, group.number, group.revision)
         return policy, group
 
     # ---------------------------------------------------------------------------------------------------------- the end

@@ -11,9 +11,7 @@ from headrace.ops.audit.batch_records import BatchFacts, BatchRecords
 from headrace.ops.audit.weights_chain import ChainLink, WeightsChain
 
 
-def follow_batch(
-    chain: WeightsChain, batches: BatchRecords, batch: Mapping[str, Any], message: Message, *, checks_resume: bool
-) -> None:
+def follow_batch(chain: WeightsChain, batches: BatchRecords, batch: Mapping[str, Any], message: Message) -> None:
     """Take in a batch, as Avro's dict.
 
     Args:
@@ -21,7 +19,6 @@ def follow_batch(
         batches: Facts of its batches.
         batch: The batch.
         message: Its message.
-        checks_resume: Whether to note what a trainer that resumes would read.
     """
     where, version, groups, evictions = name_offset(message), batch["version"], batch["groups"], batch["evictions"]
     if version >= 0:
@@ -34,9 +31,6 @@ def follow_batch(
     for group in groups:
         hint = group["partition"], group["offset"]
         chain.positions.check_hint(f"version {version} of {chain.policy}", hint, reported, where)
-    if checks_resume:
-        concluded = (*groups, *filter(None, (one["group"] for one in evictions)))
-        chain.resume.fold_batch(version, message.offset, ((one["partition"], one["offset"]) for one in concluded))
     is_last = version >= chain.steps or (version < 0 and "run_end" in verdicts)
     settles = version >= 0 or bool(verdicts - {"dead"})
     chain.positions.fold_record(reported, where, version=version, settles=settles)

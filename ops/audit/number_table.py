@@ -34,7 +34,7 @@ TABLES = """
     CREATE TEMP TABLE number (
         variant TEXT, stream TEXT, use INTEGER, number INTEGER, trained, kept, discarded, conclusion, by_trainer,
         no_reason, odd_verdict, evicted, died, task_died, reopened, produced, reached, due, waits, curated,
-        curated_again, played, issued, concluded, late, early, overdue, in_window, passed, misplaced,
+        curated_again, played, issued, concluded, late, early, overdue, in_window, passed, misplaced, altered,
         PRIMARY KEY (variant, stream, use, number)
     ) WITHOUT ROWID;
     CREATE TEMP TABLE mine (stream TEXT PRIMARY KEY, next INTEGER);
@@ -105,7 +105,7 @@ _NUMBERS = f"""
         coalesce(trained AND deadline IS NOT NULL AND max_version >= version, 0) AS early,
         coalesce(NOT trained AND offset < aged AND deadline < :newest - 1, 0) AS overdue,
         coalesce(use = 0 AND offset < settled, 0) AS in_window, coalesce(use > 0 AND offset < last, 0) AS passed,
-        0 AS misplaced
+        0 AS misplaced, 0 AS altered
     FROM judged
 """
 _MISPLACED = """
@@ -114,6 +114,13 @@ _MISPLACED = """
             JOIN partition ON partition.id = curated.partition_id
         WHERE variant = ? AND curated_offset >= 0 GROUP BY trained.id
         HAVING NOT max((partition.partition, curated.offset) = (curated_partition, curated_offset))
+    )
+"""
+_ALTERED = """
+    UPDATE number SET altered = 1 WHERE (variant, stream, use, number) IN (
+        SELECT variant, stream, use, number FROM outcome JOIN delivery USING (stream, number)
+        WHERE variant = :variant AND policy = :policy AND decides AND group_digest <> ''
+        GROUP BY outcome.id HAVING NOT max(digest = group_digest)
     )
 """
 
@@ -156,3 +163,4 @@ def fill_numbers(ledger: Ledger, variant: str, issued: Mapping[str, int], curate
         db.execute("DELETE FROM number WHERE variant = ?", (variant,))
         db.execute(_NUMBERS, {**about, "is_shadow": variant != policy_of(variant)})
         db.execute(_MISPLACED, (variant,))
+        db.execute(_ALTERED, about)

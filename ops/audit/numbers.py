@@ -160,15 +160,6 @@ class PolicyNumbers:
         """Count the tasks that are a dead letter of one worker, but were played by another."""
         return self._count("task_died AND played")
 
-    def find_waiting(self) -> list[Row]:
-        """Return (partition, offset) of the first curated record of each partition that was not concluded."""
-        return self._ledger.query(
-            "SELECT partition.partition, min(curated.offset) FROM curated JOIN partition ON partition.id = partition_id"
-            " JOIN number USING (variant, stream, use, number)"
-            " WHERE variant = ? AND NOT is_dead AND NOT trained AND NOT evicted GROUP BY 1",
-            self.variant,
-        )
-
     def find_ends(self) -> dict[int, int]:
         """Return partition of the curated topic to the offset after its last first use."""
         return dict(

@@ -45,6 +45,8 @@ class Audit:
     weights_chain_ok: bool = True
     unreadable_letters: int = 0
     """Number of records on `dead-letters` that are not dead letters; they conclude nothing."""
+    without_digest: int = 0
+    """Number of batches and outcomes that an older build wrote without a digest."""
     unnumbered_letters: dict[str, int] = field(default_factory=dict)
     """Number of dead letters, by reason, that `groups` does not count, without those sent back. They name no training
     task of the run (for example if the headers were unreadable), or groups have concluded the task (poison)."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.ops.audit.problems import Problems
-from headrace.ops.audit.resume_points import ResumePoints
 from headrace.ops.audit.trainer_positions import TrainerPositions
 
 
@@ -40,7 +39,6 @@ class WeightsChain:
     def __init__(self, policy: str, curated: str, steps: int, earliest_end: int | None = None) -> None:
         self.policy = policy
         self.steps = steps
-        self.resume = ResumePoints(policy, curated)
         self._earliest_end = steps if earliest_end is None else earliest_end
         self.broken = Problems()
         """Problems of the chain that are found while the records are read."""
@@ -129,13 +127,6 @@ class WeightsChain:
         """Versions that have a checkpoint pointer."""
         return self._checkpoints.keys()
 
-    def find_way_to_newest(self) -> Iterator[int]:
-        """Yield the newest published version, and the versions that its delta is based on, back to whole weights."""
-        version: int | None = max(self._events, default=None)
-        while version is not None:
-            yield version
-            version = self._bases.get(version)
-
     @property
     def newest(self) -> int:
         """The newest version that was trained; -1 for none."""
@@ -210,14 +201,6 @@ class WeightsChain:
         if over and newest > published and newest not in self._checkpoints:
             where = self._batches[newest].where
             yield f"version {newest} of {self.policy} is the last one, but is not published: {where}"
-
-    def position_problems(self) -> Problems:
-        """Return what is wrong with the positions of the trainer, in its records and in its checkpoints."""
-        found = Problems()
-        found.extend(self.positions.found)
-        for what in self.resume.problems(self.positions.last):
-            found.add_sentence(what)
-        return found
 
     def _find_unpublished(self) -> Iterator[str]:
         """Yield the versions that groups name and that were never published: no worker can have had them.

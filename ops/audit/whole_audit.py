@@ -29,8 +29,6 @@ from headrace.ops.audit.parts import Parts
 from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.recipe_records import recipe_problems, run_end_problems, schema_problems
 from headrace.ops.audit.results import Audit
-from headrace.ops.audit.retired_versions import find_wrongly_retired
-from headrace.ops.audit.unsaved_results import find_unsaved_results
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.schemas.headers import HeaderError
 from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
@@ -92,9 +90,8 @@ class WholeAudit:
         objects = ObjectChecks(run.store, folder, deep=request.deep) if request.use_store else None
         fold, evaluations = AuditFold(run.run_id, run.recipe, run.revisions), Evaluations(run.revisions)
         curated = {topic: CuratedDigest() for topic in Parts.of(run).curated}
-        deep = DeepLook(run, fold.account, evaluations, objects, rests=request.rests) if request.deep else None
-        fold.evaluations, known = evaluations, fold.account.known
-        known.checks_resume = True
+        deep = DeepLook(run, fold.account, evaluations, objects) if request.deep else None
+        fold.evaluations = evaluations
         store = "checked" if objects else "left out"
         return cls(run, request, log, log.revisions(), fold, evaluations, objects, curated, deep, store=store)
 
@@ -118,8 +115,6 @@ class WholeAudit:
         for what in self.objects.find_unretired(self.log.read_retired) if self.objects else ():
             self.broken.add_sentence(what)
         self.fold.fold_feeder_snapshot()
-        for what in find_wrongly_retired(self.fold.retired, self.fold.account.chains, still=self.request.rests):
-            self.other.add_sentence(what)
         for what in _check_recipe_and_checkpoints(self, offline=offline):
             self.other.add_sentence(what)
         if self.deep is not None:
@@ -131,8 +126,7 @@ class WholeAudit:
             self._end_evaluations(parts, there, scope)
             self._check_commits(there, asked)
         found = self.fold.account.audit(scope, _find_reader_positions(self, asked, there))
-        again = [*parts.batches, *parts.outcomes, *parts.groups, *parts.tasks]
-        named = add_record_names(self.run, found.problems, self.log.read_uncounted(_select_existing(again, there)))
+        named = add_record_names(self.fold.account.ledger, found.problems)
         return _build_report(self, found, named, drained=drained)
 
     def _read_groups(self, parts: Parts, there: set[str]) -> AskedGroups:
@@ -195,11 +189,9 @@ class WholeAudit:
             self._fold_group(message)
 
     def _fold_group(self, message: Message) -> None:
-        is_new = self.fold.fold_message(message)
+        self.fold.fold_message(message)
         is_group = message.topic in self.fold.groups
-        self._run_deep_check(
-            lambda deep: deep.check_group(message, is_new=is_new) if is_group else deep.check_record(message)
-        )
+        self._run_deep_check(lambda deep: deep.check_group(message) if is_group else deep.check_record(message))
 
     def _fold_curated(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -287,13 +279,6 @@ class WholeAudit:
         newest = self.fold.snapshots.get(EVALUATOR_KEY)
         self.evaluations.fold_snapshots(self.fold.feeder, newest)
         self.other.extend(self.evaluations.problems(still=scope.still, drained=scope.drained))
-        unsaved = [*find_unsaved_results(self.evaluations.results, newest)]
-        if unsaved and not self.request.rests:  # the evaluator may have written results after its snapshot was read
-            for message in self.log.read_uncounted(_select_existing(parts.state, there)):
-                newest = message if message.key == EVALUATOR_KEY else newest
-            unsaved = [*find_unsaved_results(self.evaluations.results, newest)]
-        for what in unsaved:
-            self.other.add_sentence(what)
 
 
 def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bool) -> AuditReport:
@@ -312,6 +297,7 @@ def _build_report(one: WholeAudit, found: Audit, named: Problems, *, drained: bo
         doubled=found.doubled,
         weights_chain_ok=found.weights_chain_ok and not one.broken,
         unreadable_letters=found.unreadable_letters,
+        without_digest=found.without_digest,
         unnumbered_letters=found.unnumbered_letters,
         problems=tuple(str(problem) for problem in named.listed),
         more_problems=named.more,

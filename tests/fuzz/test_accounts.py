@@ -18,6 +18,7 @@ from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.evidence import add_record_names
 from headrace.ops.audit.fold import AuditFold
+from headrace.ops.audit.problems import Problems
 from headrace.ops.audit.results import Audit
 from headrace.ops.lineage import group_fate, lineage
 from headrace.ops.plain_json import plain
@@ -91,18 +92,19 @@ def _said(rng: Random, offset: int) -> Message:
     return Message(topic, rng.randrange(4), offset, key, data, headers)
 
 
-def audited(messages: Iterable[Message]) -> Audit:
+def audited(messages: Iterable[Message]) -> tuple[Audit, Problems]:
+    """The audit, and its problems with the records that name them."""
     fold = AuditFold("run-1", RECIPE)
     for message in messages:
         fold.fold_message(message)
     fold.fold_feeder_snapshot()
-    return fold.account.audit(Scope(drained=True, still=True, whole=True))
+    found = fold.account.audit(Scope(drained=True, still=True, whole=True))
+    return found, add_record_names(fold.account.ledger, found.problems)
 
 
 def test_the_audit_counts_whatever_was_said(fuzz: Fuzz) -> None:
     def check(messages: list[Message]) -> None:
-        found = audited(messages)
-        named = add_record_names(RUN, found.problems, messages)
+        found, named = audited(messages)
         json.dumps([asdict(found.groups), [str(problem) for problem in named.listed]])
         unread = [m for m in messages if m.topic == TOPICS.dead_letters and not _readable(m)]
         assert found.unreadable_letters == len(unread)

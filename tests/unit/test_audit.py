@@ -8,7 +8,6 @@ from dataclasses import replace
 from random import Random
 from typing import Any, TypeAlias
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,6 @@ from headrace.ops.audit.fold import AuditFold
 from headrace.ops.audit.numbers import PolicyAudit
 from headrace.ops.audit.problems import MOST_LISTED
 from headrace.ops.audit.results import Audit
-from headrace.ops.audit.retired_versions import find_wrongly_retired
 from headrace.schemas import codec
 from headrace.schemas.headers import Headers, Stamp, outcome_stamp, task_key
 from headrace.schemas.records import (
@@ -33,13 +31,12 @@ from headrace.schemas.records import (
     DeadLetter,
     Eviction,
     GroupUse,
-    ObjectsRetired,
     Outcome,
     Position,
     Snapshot,
     WeightsPublished,
 )
-from headrace.schemas.topics import checkpoint_key, key_of_retired
+from headrace.schemas.topics import checkpoint_key
 
 RECIPE = sums_recipe(
     policies={"solver": {"path": "x"}, "judge": {"path": "y"}},
@@ -146,7 +143,7 @@ def audited(messages: list[Message], scope: Scope = WHOLE, **more: Any) -> Audit
 def folded(messages: list[Message], **known: Any) -> AuditFold:
     """Take in messages; `known` is of `account.known`."""
     fold = AuditFold("r", RECIPE)
-    for name, value in {"checks_resume": True, **known}.items():
+    for name, value in known.items():
         setattr(fold.account.known, name, value)
     for message in messages:
         fold.fold_message(message)
@@ -921,49 +918,6 @@ def test_nothing_is_said_of_sampled_versions_where_no_event_was_copied() -> None
     assert not [what for what in says(log.audit()) if "is not published" in what]
 
 
-def test_a_checkpoint_is_not_past_a_curated_group_that_waits_for_the_trainer() -> None:
-    def found(offset: int, *more: str) -> list[str]:
-        log = clean()
-        if "dead" in more:
-            log.letter(7, topic=TOPICS.curated("solver"), offset=5)
-        log.batch(3, 8, positions=(Position(0, 9),))
-        log.checkpoint(3, positions=(Position(0, offset),))
-        log.messages.sort(key=lambda message: message.topic == TOPICS.curated("solver"))
-        return [what for what in says(log.audit()) if "must read" in what]
-
-    assert found(5) == []
-    [wrong] = found(6)
-    assert "from offset 6, but the group at offset 5 is neither trained nor evicted" in wrong
-    assert found(6, "dead") == []
-
-
-def test_of_a_group_that_was_sent_back_only_a_record_without_a_dead_letter_waits_for_the_trainer() -> None:
-    """The trainer refused the record at 0 and its copy at 1; the copy at 2 waits."""
-
-    def found(offset: int) -> list[str]:
-        log, curated = Log(), TOPICS.curated("solver")
-        log.issued(sums=2)
-        for version in (0, 1):
-            log.weights(version)
-        log.batch(1, 1, positions=(Position(0, 3),))
-        for about in (0, 1):
-            log.letter(0, topic=curated, offset=about, reason="unusable")
-            log.letter(0, topic=curated, offset=about + 1, reason="redriven", redrives=2 * about)
-        log.kept(0)
-        for redrives in (0, 2):
-            log.say(
-                curated,
-                b"",
-                headers=[*Stamp("r", "sums", 0, policy="solver").to_headers(), ("redrive", b"%d" % redrives)],
-            )
-        log.checkpoint(1, positions=(Position(0, offset),))
-        return [what for what in says(log.audit()) if "must read" in what]
-
-    assert found(2) == []
-    [wrong] = found(3)
-    assert "from offset 3, but the group at offset 2 is neither trained nor evicted" in wrong
-
-
 def test_every_record_of_a_version_gives_the_trainers_position_on_each_partition() -> None:
     log = Log()
     log.weights(0)
@@ -991,21 +945,6 @@ def test_an_event_of_a_kind_that_nobody_knows_is_named() -> None:
     assert any("is of kind 'sparse', which this release does not know" in what for what in says(log.audit()))
 
 
-def test_no_delta_on_the_way_to_the_newest_version_is_retired() -> None:
-    log = Log()
-    log.weights(0)
-    for version in (1, 2, 3):
-        log.weights(version, kind="delta", base_version=version - 1)
-    record = ObjectsRetired("r", "solver", what="weights", versions=np.array([2, 2], np.int32))
-    log.say(TOPICS.state, codec.encode(record), key_of_retired("solver", "weights"))
-    fold = folded(log.messages)
-    [wrong] = find_wrongly_retired(fold.retired, fold.account.chains, still=True)
-    assert "version 2 of solver may be deleted, but it is on the way from whole weights to the newest" in wrong
-    log.weights(4)
-    fold = folded(log.messages)
-    assert not [*find_wrongly_retired(fold.retired, fold.account.chains, still=True)]
-
-
 def test_the_audit_notes_how_far_curators_have_concluded_deliveries() -> None:
     log = Log()
     log.issued(sums=4)
@@ -1018,25 +957,6 @@ def test_the_audit_notes_how_far_curators_have_concluded_deliveries() -> None:
     assert folded(log.messages).account.find_curated_ends() == {("solver", TOPICS.trajectories("solver"), 0): 2}
 
 
-def retired(what: str, first: int, last: int, *, still: bool = True) -> list[str]:
-    log = clean()
-    record = ObjectsRetired("r", "solver", what=what, versions=np.array([first, last], np.int32))
-    log.say(TOPICS.state, codec.encode(record), key_of_retired("solver", what))
-    fold = folded(log.messages)
-    return list(find_wrongly_retired(fold.retired, fold.account.chains, still=still))
-
-
-def test_the_first_and_the_newest_version_are_never_retired() -> None:
-    assert retired("checkpoints", 1, 1) == retired("weights", 1, 1) == []
-    [wrong] = retired("checkpoints", 0, 0)
-    assert wrong.startswith("a record in `state` says that the checkpoints of version 0 of solver may be deleted")
-    assert wrong.endswith("but it is the first version, which nothing may delete")
-    assert "version 2 of solver may be deleted, but it is the newest" in retired("checkpoints", 1, 9)[0]
-    assert "the weights of version 0 of solver may be deleted, but it is the first" in retired("weights", 0, 1)[0]
-    assert "the weights of version 2 of solver may be deleted, but it is the newest" in retired("weights", 2, 2)[0]
-    assert retired("weights", 2, 2, still=False) == []
-
-
 # ------------------------------------------------------------------------------------------------------------ in flight
 
 
@@ -1045,7 +965,7 @@ def given_up(log: Log, begins: dict[str, list[list[int]]], *before: Workflows, *
     tables = RECIPE.model_dump(mode="json")
     found = [{w: {"env": {"use": "a"}, "policies": policies} for w, policies in one.items()} for one in before]
     fold = AuditFold("r", RECIPE, [*(Recipe.model_validate({**tables, "workflows": one}) for one in found), RECIPE])
-    for name, value in {"checks_resume": True, **known}.items():
+    for name, value in known.items():
         setattr(fold.account.known, name, value)
     numbers = {"words": 4, "sums": 1, "debate": 3}
     state = json.dumps({"next": numbers, "revisions": begins}).encode()

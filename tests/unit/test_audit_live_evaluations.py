@@ -10,7 +10,6 @@ from typing import Any, cast
 from made_logs import LogOfOnePartition
 from made_recipes import sums_recipe
 
-from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.kafka.group_offsets import Commit
 from headrace.infra.recipe.settings import Recipe
@@ -19,7 +18,6 @@ from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.audit import commits
 from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.fold import AuditFold
-from headrace.ops.audit.unsaved_results import find_unsaved_results
 from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit, begin
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp, task_key
@@ -195,51 +193,3 @@ def test_a_policy_that_came_with_a_later_recipe_must_answer_from_its_first_answe
 # ---------------------------------------------------------------------------------------------- what is published again
 
 AGAIN = "so the evaluator may publish it again when it starts"
-
-
-def test_results_without_a_snapshot_of_the_evaluator_are_named() -> None:
-    for rests in (False, True):
-        log = Log()
-        log.conclude()
-        assert log.said(rests=rests) == []
-        log.messages[TOPICS.state] = [one for one in log.messages[TOPICS.state] if one.key != b"evaluate"]
-        [what] = log.said(rests=rests)
-        assert what == (
-            "the run has results of evaluations (1), but `state` has no snapshot of the evaluator, which may "
-            "therefore publish them again when it starts"
-        )
-
-
-def test_a_snapshot_that_is_older_than_a_result_is_named() -> None:
-    for rests in (False, True):
-        log = Log()
-        log.conclude()
-        log.say(RESULTS, codec.encode(EvalResult("r", "solver", workflow="sums", version=7)))
-        [what] = log.said(rests=rests)
-        assert what == (
-            "the evaluation of version 7 of solver on sums has a result, but the evaluator's snapshot t.state[0]@1 "
-            f"does not count it, {AGAIN}"
-        )
-
-
-def test_a_result_that_is_written_while_the_audit_reads_is_in_the_snapshot_that_comes_with_it() -> None:
-    for before in (True, False):
-        log = Log()
-        if before:
-            log.conclude(1)
-        log.meanwhile["state"] = log.conclude
-        assert log.said() == []
-
-
-def test_what_the_evaluator_counts_is_what_its_snapshot_says() -> None:
-    key = ("sums", "solver", 3)
-    fold = EvaluationFold("r", 2)
-    fold._done.add(key)  # type: ignore[arg-type]
-    whole = Snapshot("r", "evaluate", body=json.dumps(fold.snapshot()).encode())
-    cut = Snapshot("r", "evaluate", body=b'{"pieces": 2}')
-    unreadable = "the evaluator's snapshot t.state[0]@5 cannot be read: "
-    for snapshot, begins in ((whole, None), (cut, None), (Snapshot("r", body=b"[]"), unreadable)):
-        message = Message(TOPICS.state, 0, 5, b"evaluate", codec.encode(snapshot))
-        said = list(find_unsaved_results({key}, message))
-        assert [what.startswith(begins or "") for what in said] == [True] * (begins is not None), said
-    assert list(find_unsaved_results((), None)) == [], "no evaluation has concluded yet"

@@ -24,7 +24,6 @@ from headrace.infra.recipe.settings import Named, Recipe
 from headrace.infra.run import progress, revisions
 from headrace.infra.run.progress import RunProgress
 from headrace.infra.store.object_store import StoreAddress
-from headrace.ops.audit.revisions import RevisionSpans
 from headrace.schemas import codec
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision, WeightsPublished
@@ -164,23 +163,6 @@ def test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_
 
 
 # --------------------------------------------------------------------------------------------------------------- audit
-
-
-def test_the_audit_names_a_number_that_carries_another_revision_than_it_was_issued_under() -> None:
-    spans = RevisionSpans()
-    for number, revision in ((0, 0), (9, 0), (10, 1), (40, 1), (20, 1)):
-        spans.note_number("t.curated.solver", "sums", number, revision)
-    begins = {"sums": [[0, 0], [1, 10]]}
-    assert list(spans.problems(begins)) == []
-    assert list(spans.problems({})) == [], "the feeder of an older build does not tell"
-    spans.note_number("t.outcomes.solver", "sums", 10, 0)
-    spans.note_number("t.trajectories.solver", "sums", 3, 2)
-    told = list(spans.problems(begins))
-    assert [what.partition(" has ")[0] for what in told] == [
-        "t.outcomes.solver: a record of sums:10",
-        "t.trajectories.solver: a record of sums:3",
-    ]
-    assert told[0].endswith("has recipe revision 0, but the task was issued under revision 1")
 
 
 # -------------------------------------------------------------------------------------------------------------- recipe

@@ -41,6 +41,8 @@ class Waiting(Generic[T_co]):
     payload: T_co
     size_bytes: int = 0
     """Size of the payload; depends on its records alone, as every eviction decision does."""
+    digest: str = ""
+    """Digest of its curated record, for the `log_hash` of its batch."""
 
     @property
     def is_replay(self) -> bool:

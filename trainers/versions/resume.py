@@ -50,6 +50,8 @@ class ResumedTrainer:
     """Metrics of the newest versions, oldest first."""
     offsets: BatchOffsets = field(default_factory=BatchOffsets)
     """Offsets of the records on `batches`."""
+    log_hash: str = ""
+    """`log_hash` of the newest record on `batches`."""
 
 
 def resume(run: Run, policy_variant: str, history: History, stop: threading.Event) -> ResumedTrainer:
@@ -91,6 +93,7 @@ def resume(run: Run, policy_variant: str, history: History, stop: threading.Even
         waiting,
         recent,
         offsets=history.offsets,
+        log_hash=history.last.log_hash if history.last else "",
     )
 
 
