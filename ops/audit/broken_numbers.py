@@ -34,7 +34,7 @@ class Check:
     when: tuple[When, ...] = ()
     """Parts of the scope that must hold; `moving`: some process writes. `offline` says that it also holds offline."""
 
-    def applies(self, scope: Scope) -> bool:
+    def is_made_in(self, scope: Scope) -> bool:
         """Return whether the check is made in a scope."""
         if scope.offline and "offline" not in self.when:
             return False

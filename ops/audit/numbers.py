@@ -228,7 +228,7 @@ class PolicyNumbers:
     def problems(self, seen: Mapping[str, int], scope: Scope) -> Problems:
         """Return every number with a problem."""
         found = Problems()
-        checks = [check for check in CHECKS if check.applies(scope)]
+        checks = [check for check in CHECKS if check.is_made_in(scope)]
         sums = ", ".join(f"total({check.where})" for check in checks)
         [counts] = self._ledger.query(f"SELECT {sums} FROM number WHERE variant = ?", self.variant)
         for check, count in zip(checks, counts, strict=True):
