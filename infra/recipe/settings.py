@@ -263,8 +263,8 @@ class TrainerSettings(Settings):
     """Seconds that an idle trainer waits for a whole batch, before it takes the groups that are there, rounded down to
     a multiple of `minibatches`. 0 waits without limit."""
     order: Literal["edf", "fifo", "lifo", "random"] = "edf"
-    """Which of the waiting groups are trained next: earliest deadline (`edf`), first come, last come, or random
-    (`docs/replay.md`)."""
+    """Which of the waiting groups are trained next: earliest deadline (`edf`), first come (`fifo`), last come (`lifo`),
+    or `random` (`docs/replay.md`)."""
     minibatches: int = Field(4, ge=1)
     """Optimizer steps per version: a batch is split into so many minibatches."""
     max_staleness: int = Field(1, ge=0)
