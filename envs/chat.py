@@ -250,6 +250,7 @@ class Chat:
             _reported.add(self.role)
             shorter = min(len(kept), len(text))
             at = next((at for at in range(shorter) if kept[at] != text[at]), shorter)
+            # The chat template changed earlier messages, so a new sequence began; logged once per role.
             log.warning(
                 "chat.rewritten", role=self.role, kept=kept[at : at + EXCERPT], rendered=text[at : at + EXCERPT]
             )

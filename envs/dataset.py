@@ -244,6 +244,8 @@ class Dataset:
         self._left_out = tuple(filter(None, told))
         seconds = round(time.monotonic() - began, 2)
         for one, left_out in zip(self._identities, told, strict=True):
+            # `content` is the SHA-256 of the data or its revision on the hub; `left_out` says which rows give no
+            # problem.
             log.info("data.read", path=one.path, rows=one.rows, content=one.content, left_out=left_out, s=seconds)
         return {
             "train": (_Deck(pool, train[order_by_seed(pool.digests[train], self._seed)]),),

@@ -187,6 +187,7 @@ class IsolatedEnvironment:
         if held_s > HELD_S and threading.current_thread() is threading.main_thread():
             self._counts["held"] += 1
             if self._counts["held"] == 1:
+                # A workflow called `score` directly, which blocked the worker's event loop; logged once.
                 log.warning("score.held_loop", scorer=self.name, s=round(held_s, 2), remedy=SCORING_REMEDY)
         return found
 
@@ -223,6 +224,8 @@ class IsolatedEnvironment:
         self._counts["late"] += 1
         if str(times := self._counts["late"]).strip("0") == "1":
             counts = late is not None
+            # A score took too long or its process died. The episode fails, unless the environment has a score for this
+            # (`counts`). Logged at the 1st, 10th, 100th time.
             log.warning("score.overdue", scorer=self.name, why=str(error), at=error.at, counts=counts, times=times)
         if late is None:
             raise error

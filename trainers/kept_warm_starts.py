@@ -130,6 +130,7 @@ class KeptWarmStart(Follower):
             for path in kept[:-MOST_KEPT]:
                 path.unlink(missing_ok=True)
         except OSError as error:  # nothing but time is lost
+            # The cache folder cannot be written, which costs time only.
             log.debug("warm_start.not_kept", why=str(error))
 
     def save(self, progress: SearchProgress) -> None:

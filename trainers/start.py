@@ -105,6 +105,7 @@ def _publish_unpublished(
         learner.snapshot_weights(), learner.version, epoch=resumed.epoch, given_up=stop
     )
     resumed.announcer.announce(writer, event)
+    # Published at a resume, as an earlier process had trained it but not published it.
     log.info("version.published", policy=event.policy, version=event.version)
 
 
@@ -171,6 +172,7 @@ def _publish_first(
             "and resumes from them"
         )
     announcer.announce(writer, event, pointer)
+    # Version 0 is published.
     log.info(
         "policy.started",
         policy=policy_variant,
@@ -250,8 +252,10 @@ def _warm_start(
         if taken is None:
             taken = warm_start(model, tokenizer, to_learn_from, measured, warm, kept)
             kept.keep(taken)
+            # `reward` is the exact match reached.
             log.info("warm_start.done", policy=policy, steps=taken.steps, reward=round(taken.reward, 3))
         else:
+            # From an equal warm start in this machine's cache.
             log.info("warm_start.taken", policy=policy, steps=taken.steps, reward=round(taken.reward, 3))
 
 

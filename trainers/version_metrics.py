@@ -47,4 +47,5 @@ class VersionMetrics:
         self._recent.append(metrics)
         for finding in findings(self._recent):
             if finding.name not in before:
+                # A metric of a step is outside its healthy range.
                 log.warning("health.found", policy=self._policy_variant, what=finding.name, detail=finding.sentence)

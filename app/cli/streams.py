@@ -57,6 +57,7 @@ class OutlivingStream:
             os.close(nowhere)
         with contextlib.suppress(OSError):
             self._stream.flush()
+        # Standard output takes no more text; the run goes on without its page.
         log.warning("page.lost", why=str(error))
 
     def __getattr__(self, name: str) -> Any:

@@ -251,6 +251,7 @@ class Launcher:
             try:
                 forks.start()
             except OSError as error:
+                # Every process is started anew, which is slower.
                 log.warning("forks.not_started", why=str(error))
                 return None
         self._folder.logs.mkdir(parents=True, exist_ok=True)
@@ -343,6 +344,7 @@ class Launcher:
         try:
             self._folder.write(notes)
         except OSError as error:  # a full disk: a later call may succeed, and only a killed launcher loses accounting
+            # `run.json` in the data folder, by which commands find the run.
             log.warning("notes.not_written", error=str(error))
 
     # ----------------------------------------------------------------------------------------------------- the way down

@@ -34,6 +34,7 @@ class LagMeter:
             try:
                 self.newest = measure_lags(self._run, self.positions)
             except HeadraceError as error:
+                # The lag of a consumer group cannot be read now.
                 log.debug("page.no_lag", why=str(error))
 
     def close(self) -> None:

@@ -280,6 +280,7 @@ class LivePage:
             drawn.update(Text())  # it draws once more when it stops, and with each line of a log until then
             drawn.stop()
             self._live = None
+            # `up` prints lines instead of its page.
             log.exception("page.not_drawn")
             self._say(
                 f"a defect of Headrace: the page cannot be drawn ({type(error).__name__}: {error}). The run continues, "
@@ -334,6 +335,7 @@ class PageErrors:
             raise
         except Exception as odd:
             if not self.has_reported:
+                # The page keeps its older figures; logged once.
                 log.exception("page.not_computed")
                 why = f"{type(odd).__name__}: {odd}"
                 self._say(

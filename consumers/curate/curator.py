@@ -183,6 +183,7 @@ class CuratorPartition:
                     f"{MOST_DEAD_KEPT:,} that the curator remembers"
                 )
                 return self._build_dead_letter(message, MessageRefused("forgotten", detail))
+            # The task had a result already; the copy is ignored.
             log.debug("group.repeated", stream=stream, number=number, attempt=stamp.attempt)
             return []
         try:
@@ -201,6 +202,7 @@ class CuratorPartition:
         self._replayable.forget_unheld(first, chain)
         for name in self._chains.end(group, self._dedupe.low_watermark):
             self._replayable.forget_chain(name)
+            # No group of this recipe revision can come any more.
             log.info("chain.ended", revision=name, partition=self._partition)
         return outgoing
 
@@ -209,6 +211,7 @@ class CuratorPartition:
 
         The snapshot that follows a dead letter keeps the chain's state changes from before the failure.
         """
+        # A data algorithm raised; its group became a dead letter.
         log.error("algorithm.failed", stream=stamp.stream, number=stamp.number, why=str(error))
         self._failures += 1
         if self._failures >= MOST_FAILURES:

@@ -112,6 +112,7 @@ class Evaluator:
         """Return the message of a result, or nothing for None."""
         if result is None:
             return []
+        # All held-out problems of a version are answered.
         log.info(
             "evaluation.concluded",
             policy=result.policy,

@@ -132,6 +132,7 @@ class EmbeddedKafka(ServerProcess):
         recorded = self._recording / "kafka.aot"
         if is_clean_end and recorded.exists():
             recorded.replace(self._aot_cache())
+            # It makes the next start of the embedded Kafka faster.
             _log.info("kafka.start_cache_recorded", path=str(self._aot_cache()))
         shutil.rmtree(self._recording, ignore_errors=True)
         self._recording = None

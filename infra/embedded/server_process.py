@@ -236,6 +236,7 @@ class ServerProcess(ABC):
         leftover = _find_recorded_process(self._pid_file, self.folder)
         if leftover is None:
             return
+        # A server that an earlier run left in this folder is stopped.
         _log.warning(
             "server.leftover",
             detail=f"{self._a_server} (pid {leftover.pid}) of an earlier run still uses {self.folder}: stopping it",

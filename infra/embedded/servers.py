@@ -179,6 +179,7 @@ class Servers:
         silent = {what: one for what in self._probes if (one := self._find_silence(what)) is not None}
         for what in silent.keys() - self._reported:
             self._say(escape(silent[what].sentence))
+            # It runs but does not answer.
             log.warning("server.silent", server=what, since_ms=silent[what].since_ms)
         back = {what for what in self._reported if self._probes[what].silent_since_ms() is None}
         for what in back:
@@ -243,6 +244,7 @@ class ServerRestarter:
         if time.monotonic() < self._due:
             return True
         if not self._reported:
+            # It is started again.
             log.warning("server.died", server=server.what)
             self._report(
                 f"the {server.what} died and is started again with its data", describe_full_disk(server.folder)
@@ -251,6 +253,7 @@ class ServerRestarter:
             server.start()
         except HeadraceError as error:  # ServerError, or its jars are deleted and the network is away
             pause = self._pauses.next_s()
+            # It is tried again.
             log.info("server.not_started", server=server.what, error=str(error), again_in_s=pause)
             why = describe_full_disk(server.folder) or f": {escape(str(error))}"
             self._report(

@@ -93,5 +93,6 @@ class CallWatch:
             return
         call.stuck_s += step_s
         if call.stuck_s > CALL_STUCK_S and call in self._calls:
+            # A call of the Kafka client did not return: the process ends.
             log.error("call.stuck", who=self._who, doing=call.doing, seconds=CALL_STUCK_S)
             end_process(f"{call.doing} has not returned for {CALL_STUCK_S:g} s: this process ends")

@@ -32,6 +32,7 @@ class ClientReports:
             if is_due:
                 self._logged[code] = now
         if is_due:
+            # The Kafka client reports an error; `times` counts its reports of one code.
             log.warning("kafka.error", code=code, error=error, times=times)
 
 

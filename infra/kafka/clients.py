@@ -209,6 +209,7 @@ def _log_report(cluster: str, on_report: Callable[[KafkaError], None] | None, er
     if on_report is not None:
         on_report(error)
     if error.code() in AWAY_ERRORS:
+        # The Kafka client reports that it reaches no broker.
         log.debug("kafka.away", error=error.str())
     else:
         REPORTS.take(error.name(), error.str())
@@ -367,6 +368,7 @@ def call_patiently(call: Callable[[], Any], doing: str, timeout_s: float) -> Any
             cause: KafkaError = error.args[0]
             if not (cause.retriable() or cause.code() in AWAY_ERRORS) or time.monotonic() > end:
                 raise translate_error(error, doing) from error
+            # A request to Kafka is tried again.
             log.debug("kafka.waiting", doing=doing, error=cause.str())
             if cause.code() in UNANSWERED:
                 forget_admins()

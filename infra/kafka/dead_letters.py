@@ -83,6 +83,7 @@ def build_dead_letter(topics: Topics, run_id: str, component: str, message: Mess
     detail = make_encodable(refusal.detail[:DEAD_LETTER_DETAIL_LENGTH])
     reason, whole, message = refusal.reason, message, _cut_to_fit(message)
     headers = dict(message.headers)  # of two headers with one name, the last
+    # A message could not be read or used, and became a dead letter.
     log.warning("message.dead", topic=message.topic, offset=message.offset, reason=reason, detail=detail)
     record = DeadLetter(
         run_id=run_id,
@@ -117,6 +118,7 @@ def build_shadow_loss(run_id: str, policy_variant: str, message: Message, refusa
         message.topic,
         message.offset,
     )
+    # A shadow could not read a message; it writes no dead letter.
     log.warning("message.lost", line=policy_variant, topic=topic, offset=offset, reason=reason, detail=detail)
     try:
         stamp = Stamp.from_headers(message.headers)

@@ -104,6 +104,7 @@ def read_record(message: Message, kind: type[T]) -> T | None:
     try:
         return codec.decode(message.value, kind)
     except SchemaError as error:
+        # A message could not be read and was skipped.
         log.warning("message.unreadable", topic=message.topic, offset=message.offset, detail=str(error))
         return None
 
@@ -112,6 +113,7 @@ def read_own(message: Message, kind: type[R], run_id: str) -> R | None:
     """Return an event of this run; for anything else log a warning and return None, without a dead letter."""
     record = read_record(message, kind)
     if record is not None and record.run_id != run_id:
+        # A message of another run of the same name was skipped.
         log.warning("message.other_run", topic=message.topic, offset=message.offset, run_id=record.run_id)
         return None
     return record

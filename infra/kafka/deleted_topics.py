@@ -76,6 +76,8 @@ class TopicWatch(threading.Thread):
         before = self._missing.since
         topic = self._missing.note_existing(self._list_topics(), time.monotonic())
         for name in self._missing.since.keys() - before.keys():
+            # Kafka answers but lacks the topic. The process ends if this lasts `patience_s`. Partition -1: all are
+            # missing.
             log.warning("topic.gone", topic=name, partition=-1, patience_s=GONE_S)
         if topic:
             self.error = KafkaRefused(describe_deleted(topic, GONE_S))

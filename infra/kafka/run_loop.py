@@ -117,12 +117,14 @@ def run_loop(
                         writer.send_offsets(offsets)
                     writer.commit()  # 6
             if undone_at < math.inf:
+                # The process works again after `turn.undone`.
                 log.info("turn.resumed", seconds=round(time.monotonic() - undone_at, 1))
             undone_at = math.inf
             backoff.reset()
         except Unavailable as error:
             if undone_at == math.inf:
                 undone_at = time.monotonic()
+                # A turn of reading, handling and committing was aborted; its records are read again.
                 log.warning("turn.undone", error=str(error))
             _undo(component, writer, stop, backoff.next_s())
     return undone_at == math.inf

@@ -149,6 +149,7 @@ def fetch_session_timeout_s(connection: Connection) -> float:
         with translate_kafka_errors("reading settings of a broker"):
             entries = await_answer(admin.describe_configs([resource], request_timeout=10)[resource])
     except KafkaRefused as error:
+        # Kafka does not tell the session timeout of consumers; its default is assumed.
         log.info("session.not_asked", why=str(error))
         return SESSION_S
     entry = entries.get("group.consumer.session.timeout.ms")

@@ -30,6 +30,7 @@ def request_topics(
     errors = list_errors(admin.create_topics(new, **options))
     again = [one for one in specs if one.made_with and _is_refused(errors[one.name])]
     if again:
+        # The cluster refuses settings of topics that only tune; the topics are made without them.
         log.info("topics.not_tuned", topics=[one.name for one in again], why=str(errors[again[0].name]))
         plain = [NewTopic(one.name, one.partitions, replication, config=one.config) for one in again]
         errors |= list_errors(admin.create_topics(plain, **options))

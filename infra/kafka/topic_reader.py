@@ -106,6 +106,7 @@ class TopicReader:
         if found:
             self._contact.note_answer()
         elif self._contact.has_lost_brokers():
+            # The client has lost every broker, although Kafka can be reached; a new client reads on.
             log.warning("kafka.client_lost", topics=self._topics, why="it knows no broker; a new client reads on")
             self._consumer.close()
             self._open()

@@ -86,6 +86,7 @@ class TransactionEnds:
 
     def _refuse_all(self, what: str, hanging: list[PartitionId]) -> NoReturn:
         where = ", ".join(map(name_partition, hanging))
+        # Kafka has not written the end of the last commit, so readers wait. The process starts again and aborts it.
         log.warning("transaction.endless", transactional_id=self._transactional_id, partitions=where)
         self._refusal = (
             f"Kafka has not written the end of the last {what} to {where}, so readers wait: the component starts "

@@ -171,8 +171,10 @@ class TransactionalWriter:
                 self.flush()
                 self.abort()
             except KafkaRefused as error:  # without the right to write there, no own transaction can hang there
+                # A hanging transaction blocks readers, but this client may not write to the topic: another must end it.
                 log.warning("transaction.not_swept", transactional_id=self.transactional_id, why=str(error))
             else:
+                # A hanging transaction that blocked readers of `partitions` was ended.
                 log.info("transaction.swept", transactional_id=self.transactional_id, partitions=where)
             finally:
                 self._ends.forget_aborts()  # others may still have open transactions there: no reason to wait
@@ -287,6 +289,7 @@ class TransactionalWriter:
         try:
             self.abort()
         except HeadraceError as error:
+            # The open transaction could not be aborted at the end; the broker aborts it later.
             log.warning("transaction.left_open", transactional_id=self.transactional_id, error=str(error))
         finally:
             self._calls.close()

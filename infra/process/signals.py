@@ -70,6 +70,7 @@ def begin_attempts(stop: threading.Event) -> Iterator[Attempt]:
             log.info("component.stopping", why=attempt.why)
         elif attempt.why is not None:
             if attempt.why != logged or time.monotonic() - began > LONG_LIFE_S:
+                # After an error that may be temporary, the process joins the run again.
                 log.warning("component.restarting", why=attempt.why)
             logged = attempt.why
             stop.wait(RESTART_PAUSE_S)

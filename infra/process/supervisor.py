@@ -174,6 +174,7 @@ class Supervisor:
         if self._sampler is not None:
             self._sampler.join()
         if killed:
+            # Processes that did not stop in time were killed.
             log.warning("children.killed", count=len(killed), after_s=timeout_s)
 
     def raise_failure(self) -> None:
@@ -226,6 +227,7 @@ class Supervisor:
             life.state = "waiting"
             if life.exit_code == FENCED:  # another process has replaced it, and a restart would fence that one
                 pause = self._patience.longest_pause_s
+                # Another process of the same kind has replaced it; it is started again later.
                 log.warning("child.fenced", child=child.name, again_in_s=pause)
             else:
                 log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
@@ -308,6 +310,7 @@ class Supervisor:
                 return self._forks.fork(ForkRequest(child.imports, child.name, child.command, str(path)))
             except CannotFork as error:
                 if not self._stop.is_set():
+                    # It is started as a new process instead, which is slower.
                     log.warning("child.not_forked", child=child.name, why=str(error))
         environment = {**self._environment, END_REPORT_VARIABLE: str(self._report_of(child))}
         return None if self._stop.is_set() else spawn(ChildCommand(child.command, environment, path))

@@ -220,6 +220,7 @@ def warn_of_differing_sources(recorded: Mapping[str, str], names: Iterable[str])
     for name, source in _find_differing(recorded, names):
         ours, theirs = source.hash[:SHOWN_DIGITS], recorded[top_module_of(name)][:SHOWN_DIGITS]
         why = f"{name} in {source.path} has source hash {ours}, but the run used {theirs}"
+        # The source of a plug-in differs from the one with which the run began.
         log.warning("plug_in.differs", why=why)
 
 

@@ -19,14 +19,12 @@ class Kafka(Settings):
     bootstrap: Bootstrap = ""
     """Address of a Kafka cluster, 4.0 or newer; empty starts an embedded one."""
     client: dict[str, str] = Field(default_factory=dict)
-    """Further librdkafka settings. A recipe is written to a topic, so put secrets into the environment variable
-    `HEADRACE_KAFKA_CLIENT` instead."""
+    """Further librdkafka settings; secrets belong in `HEADRACE_KAFKA_CLIENT`."""
     partitions: int = Field(8, ge=1, le=MOST_PARTITIONS)
-    """Partitions of each topic of tasks, trajectories (also of evaluations), curated groups and outcomes, and of
-    `state`, which has at most 64. Cannot change during a run."""
+    """Partitions of each topic of tasks, trajectories, curated groups and outcomes, and of `state` (at most 64). Cannot
+    change during a run."""
     task_partitions: int = Field(0, ge=0, le=MOST_PARTITIONS)
-    """Partitions of each topic of tasks: a workflow can use at most so many rollout workers. 0 for as many as
-    `partitions`. Cannot change during a run."""
+    """The same for tasks alone, which limits the workers of a workflow; 0: as `partitions`."""
     compression: Literal["none", "lz4", "zstd", "snappy", "gzip"] = "lz4"
     """Compression of the batches that producers send."""
 
@@ -44,8 +42,7 @@ class Store(Settings):
     region: str = "us-east-1"
     """Region of the bucket."""
     cache_gib: float = Field(20.0, ge=0)
-    """GiB of downloaded weights that a machine caches for all its workers, in `$HEADRACE_CACHE/weights`. The least
-    recently used are removed first. 0 for no cache."""
+    """GiB of downloaded weights that a machine caches, in `$HEADRACE_CACHE/weights`. 0 for no cache."""
 
     @model_validator(mode="before")
     @classmethod

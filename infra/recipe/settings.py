@@ -67,18 +67,16 @@ class WarmStart(Settings):
     """
 
     reward_low: float = Field(0.30, ge=0, lt=1)
-    """Lowest exact match at which the warm start ends. Exact match is the share of sampled answers that equal the
-    example's answer word by word. It is not the environment's reward."""
+    """Lowest exact match at which the warm start ends: the share of sampled answers that equal the example's answer
+    word by word. It is not the environment's reward."""
     reward_high: float = Field(0.40, gt=0, le=1)
-    """Highest exact match at which the warm start ends. If steps lead above it, they are undone, and fewer steps are
-    taken."""
+    """Highest exact match at which it ends. Steps that lead above it are undone."""
     examples: int = Field(4096, ge=1)
     """Worked examples to ask the environment for, including the held-out ones."""
     held_out: int = Field(256, ge=16)
-    """Worked examples that are held out to measure exact match. If the environment gives few different examples, only a
-    quarter of them is held out."""
+    """Worked examples held out to measure exact match; at most a quarter, if there are few different ones."""
     max_steps: int = Field(2000, ge=1)
-    """Most supervised steps, undone steps included. If exact match is never in the range, the warm start fails."""
+    """Most supervised steps, undone ones included; then the warm start fails."""
     batch: int = Field(64, ge=1)
     """Examples per supervised step."""
     learning_rate: float = Field(1e-3, gt=0, le=1)
@@ -93,23 +91,20 @@ class Lora(Settings):
     alpha: float = Field(16.0, gt=0)
     """Scale of the adapter: B A is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Linear layers that get an adapter, by the ends of their names, such as `q_proj` or `layers.0.mlp.up_proj`. By
-    default all linear layers except the head."""
+    """Linear layers that get an adapter, by the ends of their names, such as `q_proj`; by default all but the head."""
     publish: Literal["adapter", "merged"] = "adapter"
-    """What a version is. `adapter`: only the adapter; the engine keeps the base and adds the adapter to it. `merged`:
-    whole weights with W + (alpha / rank) B A, rounded to bf16; any engine can serve them. The trainer computes with the
-    published values in both cases."""
+    """What a version is: only the `adapter`, or, `merged`, whole weights with W + (alpha / rank) B A, rounded to bf16,
+    which any engine can serve."""
 
 
 class Policy(Settings):
     """A policy is a model in training. Give either `path` or `model`: its first weights come from there."""
 
     path: str = ""
-    """Folder of a Hugging Face checkpoint. If the path is relative, it is looked for beside the recipe first
-    (`docs/recipes.md`)."""
+    """Folder of a Hugging Face checkpoint; relative paths: `docs/recipes.md`."""
     model: dict[str, Any] = Field(default_factory=dict)
-    """Config of a new model, with random weights: the fields of a Hugging Face config, and its model type as
-    `architecture`: `{ architecture = "qwen3", … }`."""
+    """Config of a new model with random weights: fields of a Hugging Face config, and its model type as `architecture`:
+    `{ architecture = "qwen3", … }`."""
     alphabet: str = ""
     """Characters that the tokenizer of a new model knows, one token each. Needed with `model`."""
     warm_start: WarmStart | None = None
@@ -182,28 +177,20 @@ class Rollout(Settings):
     max_tokens: int = Field(256, ge=1)
     """Most tokens that one generation may have."""
     concurrency: int = Field(256, ge=1, le=1_000_000)
-    """Requests that one worker has in its engine at once. A request is one answer of a policy. Further requests wait in
-    the worker; those of the episode that began first come first. An episode that waits for a tool, a judge or a
-    sub-agent needs no room."""
+    """Requests (answers of a policy) that one worker has in its engine at once (`docs/engines.md`)."""
     episodes: int = Field(0, ge=0, le=1_000_000)
-    """Episodes that one worker runs at once; 0: eight times `concurrency`. If a task has more episodes than this, they
-    take turns. A worker begins a task only if its engine has room. So workflows of one turn run about `concurrency`
-    episodes, and only those that wait for other things run more. Set a lower number if each episode needs memory."""
+    """Episodes that one worker runs at once; 0: eight times `concurrency`. Set a lower number if each needs memory."""
     episode_limit_s: float = Field(120.0, gt=0)
-    """Seconds that an episode may take; a longer one fails. The time in which it only waits for room in the engine
-    (`concurrency`) or for its turn to score (`score_threads`) does not count."""
+    """Seconds that an episode may take; a longer one fails. Waiting for room in the engine or for its turn to score
+    does not count."""
     score_threads: int = Field(8, ge=1, le=256)
-    """Scores that a worker runs at once, in threads of its child processes. Set 1 for a scorer that is not
-    thread-safe."""
+    """Scores that a worker runs at once. Set 1 for a scorer that is not thread-safe."""
     score_limit_s: float = Field(10.0, gt=0)
-    """Seconds that the scoring of one answer may take; after that the episode fails. Waiting for its turn does not
-    count."""
+    """Seconds that the scoring of one answer may take, without its wait; after that the episode fails."""
     record_routing: bool = False
-    """Record which experts of a mixture of experts computed each token, so that the trainer can replay them
-    (`docs/moe.md`). A token takes (layers x experts per token) bytes, twice as many with more than 256 experts."""
+    """Record which experts computed each token, so that the trainer can replay them (`docs/moe.md`)."""
     inline_limit_bytes: int = Field(512 * 1024, ge=1024, le=4 << 20)
-    """A group of up to so many bytes is written into its Kafka record. A larger group goes to the object store, and the
-    record names that object."""
+    """A larger group goes to the object store instead of its Kafka record."""
 
     @model_validator(mode="after")
     def _check_distribution(self) -> Rollout:
@@ -221,19 +208,17 @@ class Feed(Settings):
     selector: OneOrSeveral = (Named(use="accept_all"),)
     """Which tasks are worth a rollout (`docs/task-selectors.md`). With a list, all must accept a task."""
     pace: Literal["any", "all"] = "any"
-    """Whether a workflow's tasks are issued while `any` of its policies is below its limit, or only while `all` are.
-    The limit of a policy: (`max_staleness` + 1) x `groups_per_batch` groups in flight (issued, but not yet trained or
-    discarded), or fewer with replays."""
+    """Whether a workflow's tasks are issued while `any` of its policies has fewer than (`max_staleness` + 1) x
+    `groups_per_batch` groups in flight, or only while `all` have."""
     solved_share: float = Field(0.95, gt=0, le=1)
-    """The tasks count as solved if more than this share of the last 500 groups were dropped for equal rewards, and most
-    of the dropped groups had a mean reward above 0.5."""
+    """The tasks count as solved if more than this share of the last 500 groups were dropped for equal rewards, mostly
+    above 0.5."""
     raise_tier: bool = False
-    """When the tasks are solved, continue with the environment's next tier (level of difficulty). If false, or if there
-    is no harder tier, the workflow gets no more tasks. When no workflow gets tasks any more, the run ends as
-    `solved`."""
+    """When the tasks are solved, continue with the environment's next tier, if there is one. Otherwise the workflow
+    gets no more tasks, and the run may end as `solved`."""
     reissue_after_s: float = Field(60.0, gt=0)
-    """Seconds after which a task that got lost is issued again. Lost means: workers have committed past the task, and
-    curators have read all that workers wrote, but the task has no result. The wait doubles with each attempt."""
+    """Seconds after which a lost task is issued again: workers and curators are past it, but it has no result. The wait
+    doubles with each attempt."""
 
     @field_validator("selector")
     @classmethod
@@ -273,20 +258,19 @@ class TrainerSettings(Settings):
     steps: int = Field(100, ge=1)
     """Versions to train. A version is the weights after one batch; version 0 is the start."""
     groups_per_batch: int = Field(32, ge=1)
-    """Number of groups in the batch that makes a version. It must be a multiple of `minibatches`."""
+    """Groups in a batch; a multiple of `minibatches`."""
     batch_limit_s: float = Field(0.0, ge=0)
-    """Seconds that an idle trainer waits for a whole batch. After that it takes a smaller batch: the groups that have
-    arrived, rounded down to a multiple of `minibatches`. 0 waits without limit."""
+    """Seconds that an idle trainer waits for a whole batch, before it takes the groups that are there, rounded down to
+    a multiple of `minibatches`. 0 waits without limit."""
     order: Literal["edf", "fifo", "lifo", "random"] = "edf"
     """Which of the waiting groups are trained next: earliest deadline (`edf`), first come (`fifo`), last come (`lifo`),
-    or `random`. A group's deadline is the last version that may train on it. After that, every order discards it."""
+    or `random` (`docs/replay.md`)."""
     minibatches: int = Field(4, ge=1)
     """Optimizer steps per version: a batch is split into so many minibatches."""
     max_staleness: int = Field(1, ge=0)
-    """Most versions between the weights that sampled a token and the weights that train on it. With 0, only tokens of
-    the newest version are trained on."""
+    """Most versions between the weights that sampled a token and the weights that train on it."""
     learning_rate: float = Field(5e-6, ge=0, le=1)
-    """Learning rate of AdamW, which works on fp32 master weights. Use 0 for a control run: its policy never changes."""
+    """Learning rate of AdamW. Use 0 for a control run, whose policy never changes."""
     warmup_versions: int = Field(0, ge=0)
     """Versions over which the learning rate rises linearly."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -306,14 +290,12 @@ class TrainerSettings(Settings):
     aggregation: Named | None = None
     """How token losses become one number; by default as in the paper of the loss."""
     correction: OneOrSeveral = ()
-    """Corrections for off-policy tokens, such as `tis`. They weight or reject a token by a ratio: its probability under
-    the weights at the beginning of the version, divided by its probability when it was sampled. None by default."""
+    """Corrections for off-policy tokens, such as `tis`; none by default (`docs/losses.md`)."""
     count_rejected: bool = False
-    """Count rejected tokens (see `correction`) in the denominator of the loss, so that many rejections make the step
-    smaller."""
+    """Count tokens that a correction rejects in the denominator of the loss."""
     kl: Named | None = None
-    """KL term to the reference policy, in the loss or in the reward; none by default. It costs one more forward pass
-    per version."""
+    """KL term to the reference policy, in the loss or in the reward; none by default. It costs a forward pass per
+    version."""
     entropy: float = Field(0.0, ge=0)
     """Weight of an entropy bonus."""
     reference: Reference = Reference()
@@ -321,46 +303,40 @@ class TrainerSettings(Settings):
     replay_routing: bool = False
     """Send every token to the experts that computed it in the engine; needs `rollout.record_routing`."""
     router_aux: float = Field(0.0, ge=0)
-    """Weight of the loss that balances the load of experts, usually 1e-3 to 1e-2; 0 for none. It costs one more forward
-    pass per version."""
+    """Weight of the loss that balances the load of experts, usually 1e-3 to 1e-2; 0 for none. It costs a forward
+    pass."""
     advantage: Named = Named(use="grpo")
     """Advantage estimator (`docs/advantages.md`), or your own as `package.module:function`."""
     group_by: Literal["task", "task+role", "task+role+turn"] = "task"
-    """Which rewards are compared with each other: those of one task, of one role in it, or of one role at one turn."""
+    """Which rewards are compared with each other."""
     weight: Literal["trajectory", "sequence"] = "trajectory"
-    """What counts as one value in the statistics of rewards: a trajectory, or each of its sequences."""
+    """What counts as one value in the statistics of rewards."""
     batch_norm: bool = False
-    """Normalise advantages to mean 0 and standard deviation 1 over all generated tokens of the batch, at the end."""
+    """Normalise advantages over all generated tokens of the batch, at the end."""
     micro_batch_tokens: int = Field(16384, ge=64)
     """Largest number of tokens in one forward pass, padding included."""
     packing: bool = True
-    """Put sequences end to end instead of padding them. If a model cannot do this, the trainer pads and logs it."""
+    """Put sequences end to end instead of padding them, if the model can do it."""
     activation_checkpointing: bool = False
-    """Keep only the inputs of each layer, and compute the layer again in the backward pass. This takes less memory and
-    about a third more computation."""
+    """Compute each layer again in the backward pass: less memory, about a third more computation."""
     compile: bool = False
-    """Compile norms and MLPs (torch.compile; on a CPU it needs a C++ compiler). Results may then depend on the tensor
-    shapes that a process has seen before, so `retrain` and a resume may give other bits."""
+    """Compile norms and MLPs (torch.compile; on a CPU it needs a C++ compiler). `retrain` and a resume may then give
+    other bits."""
     logits_mib: int = Field(256, ge=1)
-    """Largest block of fp32 logits in memory, in MiB. If a pass needs more, it computes the logits in parts, and again
-    in the backward pass."""
+    """Largest block of fp32 logits in memory, in MiB; a pass that needs more computes them in parts."""
     fused_optimizer: bool = False
-    """Use one fused kernel for AdamW. It is faster, and its results differ in the last bits."""
+    """One fused kernel for AdamW: faster, and with other last bits."""
     checkpoint_every: int = Field(10, ge=1)
     """Versions between checkpoints."""
     anchor_every: int = Field(50, ge=1)
-    """One of every so many published versions is published as whole weights (an anchor), and the others as deltas. With
-    1, every version is an anchor."""
+    """One of every so many published versions is whole weights (an anchor), the others are deltas."""
     anchor_share: float = Field(1.0, ge=0)
-    """An anchor is published earlier if the deltas since the last anchor would exceed this share of the anchor's
-    bytes."""
+    """An anchor comes earlier if the deltas since the last would exceed this share of its bytes."""
     processes: int = Field(1, ge=0, le=MOST_PROCESSES)
-    """Processes of this trainer that `headrace up` starts. Several processes share the model by FSDP2; with
-    `device = "cuda"` each uses one GPU. With 0 you start the trainer yourself, on any machine
-    (`docs/trainer-backends.md`)."""
+    """Processes of this trainer that `headrace up` starts; several share the model by FSDP2. With 0 you start the
+    trainer yourself (`docs/trainer-backends.md`)."""
     tensor_parallel: int = Field(1, ge=1, le=MOST_PROCESSES)
-    """Number of processes over which the matrices of every layer are split. With 1, several processes use FSDP2
-    instead. Any other value must be the number of the trainer's processes."""
+    """Processes over which the matrices of every layer are split: 1, or all of the trainer's."""
     device: str = "cpu"
     """Device of the trainer: `cpu`, `cuda`, `cuda:1`."""
 
@@ -407,13 +383,12 @@ class Evaluate(Settings):
     every: int = Field(20, ge=0)
     """Versions between evaluations; the first and the last version are evaluated too. 0 for none."""
     stop_after: int = Field(0, ge=0)
-    """End the run, as `early_stop`, after this many evaluations in a row without a new best held-out reward. With
-    several policies or workflows, the run ends when this holds for all that still train. 0 for never."""
+    """End the run, as `early_stop`, after this many evaluations in a row without a new best held-out reward, for all
+    policies and workflows that still train. 0 for never."""
     problems: int = Field(128, ge=1)
     """Held-out problems of an evaluation, the same every time."""
     samples: int = Field(1, ge=1, le=4096)
-    """Samples per problem, k. avg@k is their mean reward. pass@k is the share of problems with at least one right
-    sample, whose reward is above 0.5. With temperature 0 all samples are equal, so each problem is played once."""
+    """Samples per problem, k. avg@k is their mean reward, pass@k the share of problems with a sample above 0.5."""
     temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -435,15 +410,12 @@ class Launch(Settings):
     feeder: bool = True
     """Whether the feeder is started; false if you start it yourself."""
     most_short_lives: int = Field(8, ge=1)
-    """If a component dies so many times in a row, each time within a minute of its start, `up` stops the run. The
-    default leaves room for two bad tasks: a task that has killed its worker three times is set aside."""
+    """If a component dies so many times in a row, each time within a minute of its start, `up` stops the run."""
     all_failed_limit_s: float = Field(300.0, ge=0)
-    """Seconds after which the run is given up, with exit code 1, if no episode of it has ever succeeded. The usual
-    cause is a workflow, an environment or a judge that raises each time. Waiting for an unreachable environment does
-    not count. 0 for never."""
+    """Seconds after which the run is given up, with exit code 1, if no episode of it has ever succeeded. 0 for
+    never."""
     fork: bool = True
-    """Fork components from a process that has already imported their modules. This saves some seconds at each start.
-    Components on CUDA and trainers of several processes are always started as separate programs."""
+    """Fork components from a process that has imported their modules, which saves seconds at each start."""
 
 
 class Recipe(Settings):
@@ -454,8 +426,8 @@ class Recipe(Settings):
     about: str = ""
     """One sentence that says what the run is for."""
     seed: int = Field(1, ge=0, lt=2**32)
-    """Seed of all random choices. Two runs with one seed still differ, because a batch takes the groups that arrive
-    first. To get the same weights again, train on a run's recorded batches with `headrace retrain`."""
+    """Seed of all random choices. Runs with one seed still differ by the order in which groups arrive; `headrace
+    retrain` repeats one."""
     policies: dict[str, Policy]
     """Policies by name."""
     workflows: dict[str, Workflow]

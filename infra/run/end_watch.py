@@ -44,4 +44,5 @@ class EndWatch:
             self._ended = ended
         if self._ended and not self._is_logged:
             self._is_logged = True
+            # `now` says what the process still does, and when it may be stopped.
             log.info("run.over", **self._whose, why=self._ended, now=self._now)

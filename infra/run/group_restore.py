@@ -158,6 +158,7 @@ class Restore:
             if time.monotonic() >= end:
                 return None
         for partition_id, one in self._found.items():
+            # The curator has restored its state of a partition, and read `replayed` records again.
             log.info(
                 "state.restored", partition=name_partition(partition_id), offset=one.end, replayed=one.end - one.begin
             )
@@ -223,6 +224,7 @@ class Restore:
                 if _identify(first) not in self._written[written_to]:
                     break
                 one.end = message.offset + 1
+        # Kafka has deleted the group's offset; the curator goes on from its newest snapshot and the records after it.
         log.warning(
             "offsets.recovered", partition=name_partition(partition_id), offset=one.end, group=self._member.group
         )

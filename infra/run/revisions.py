@@ -155,6 +155,7 @@ def join_and_write_schemas(address: RunAddress, patience_s: float, stop: threadi
     if not run.has_schemas:
         schemas = RecipeRevision(run_id=run.run_id, revision=run.revision, schemas=codec.schema_texts())
         write_revision(run.connection, run.topics.recipe, schemas, read_first_revision(run.address))
+        # The schemas of this build went to the recipe topic, for older builds.
         log.info("schemas.told", run=address.run, records=len(schemas.schemas))
     return run
 

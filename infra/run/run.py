@@ -231,6 +231,7 @@ def _wait_for_store(call: Callable[[], T], patience_s: float, given_up: threadin
             if time.monotonic() - began > patience_s:
                 raise
             if not logged:
+                # The object store does not answer; the request is tried again.
                 log.warning("store.waiting", error=str(error))
             logged = True
             if given_up.wait(backoff.next_s()):
@@ -271,6 +272,8 @@ def join(address: RunAddress, patience_s: float = 0, stop: threading.Event | Non
             if not logged and (is_refused or time.monotonic() - begin > 3):
                 # A wait for servers begins to wait again; a run that is not there is an error at the end.
                 ends = {} if isinstance(error, KafkaAway) else {"gives_up_after_s": patience_s}
+                # Kafka is not reached, or the run is not there; in the second case the process ends after
+                # `gives_up_after_s`.
                 log.warning("run.waiting", run=str(address), why=str(error), **ends)
                 logged = True
             (stop or threading.Event()).wait(pauses.next_s() if is_refused else JOIN_PAUSE_S)

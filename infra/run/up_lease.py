@@ -91,6 +91,7 @@ class UpLease:
                 holders = [Holder(**json.loads(member)) for member in members if member.startswith("{")]
                 return [one for one in holders if (one.host, one.folder) != here]
             time.sleep(PAUSE_S)
+        # `up` did not join its consumer group in time, so a second `up` cannot see that this one runs.
         log.warning("lease.not_taken", group=group, seconds=JOIN_S)
         return []
 

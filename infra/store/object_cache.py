@@ -80,6 +80,7 @@ class ObjectCache:
                 self._make_room(keep=claim.sha256)
         except OSError as error:
             if not self._has_warned:
+                # The machine's cache of weights cannot be used; each load fetches from the store.
                 log.warning("weights_cache.unusable", folder=str(self._folder), why=str(error))
                 self._has_warned = True
             return memoryview(self._store.get(claim.key, claim.sha256, claim.size_bytes))

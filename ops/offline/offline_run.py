@@ -304,6 +304,7 @@ def _evaluate(request: OfflineRequest, policy: str, asked: Recipe, newest: int, 
             if rewards and len(rewards) == len(results):
                 known[str(version)] = fmean(rewards)
             if failed := sum(one.failures for one in measured):
+                # The held-out reward leaves these episodes out.
                 log.warning("evaluation.episodes_failed", policy=policy, version=version, failures=failed)
             write_atomically(path, json.dumps(known).encode())
             clock.save_seconds()

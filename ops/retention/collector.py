@@ -332,6 +332,7 @@ def announce(run: Run, writer: TransactionalWriter, what: Plan) -> None:
     writer.begin()
     writer.produce(_build_record(run, policy, kind, ranges) for (policy, kind), ranges in what.retired.items())
     writer.commit()
+    # `gc` has marked versions before it deletes their objects.
     log.info("objects.retired", run=run.address.run, policies=sorted({policy for policy, _ in what.retired}))
 
 

@@ -168,8 +168,10 @@ class FeedState:
             return  # issued before the tier was raised
         verdict = watch.observe(outcome)
         if verdict == "too_hard":
+            # Nearly all groups were dropped, as the rewards in a group were equal, and mostly low.
             log.warning("tasks.too_hard", workflow=stream, advice=TOO_HARD_ADVICE)
         elif verdict == "solved" and self.recipe.feed.raise_tier and source.raise_tier():
+            # `next_tier` is null if the workflow gets no more tasks.
             log.info("tasks.solved", workflow=stream, next_tier=source.tier)
             watch.clear()
         elif verdict == "solved" and stream not in self.pacing.closed:
@@ -212,6 +214,7 @@ class FeedState:
         for group, _ in self._find_open(numbers):
             task = self.evaluating.reissue(group) if is_eval(group.stream) else self.pacing.reissue(group)
             found.append(self._build_newest_attempt(group, task))
+            # The task was lost.
             log.warning("task.reissued", stream=group.stream, number=group.number, attempt=task.attempt)
         return found
 
@@ -300,6 +303,7 @@ class FeedState:
         evaluating = {name: chunk for name, chunk in chunks.items() if is_eval(name)}
         training = [chunk for name, chunk in chunks.items() if name not in evaluating]
         for stream, count in self.pacing.restore(state["pacing"], training).items():
+            # The recipe has lost the workflow or one of its policies; its open tasks are no longer waited for.
             log.warning("tasks.forgotten", workflow=stream, numbers=count)
         self.evaluating.restore(state.get("evaluating", ()), evaluating.values(), self.pacing.policies_of)
         self.evaluations.restore(state["evaluations"])

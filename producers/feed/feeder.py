@@ -125,15 +125,16 @@ class Feeder:
             )
         check_sources(revision.plug_ins, feeder_plug_ins(recipe))
         self.state.swap(revision, recipe)
+        # New tasks carry the revision of `headrace swap`; `begins` has the first number of each workflow.
         log.info("chain.swapped", revision=revision.revision, begins=dict(self.state.pacing.next))
         if self.state.ended:
             self._announce_end(self.state.ended)  # the newest revision decides whether a run is over
 
     def _refuse(self, message: Message, kind: type, refused: MessageRefused) -> Iterable[Outgoing]:
         if kind is DeadLetter:
-            # A dead letter about a dead letter would be read here again, without end.
+            # The dead letter cannot be read, or is of another run.
             log.warning("letter.ignored", offset=message.offset, reason=refused.reason, detail=refused.detail)
-            return ()
+            return ()  # a dead letter about a dead letter would be read here again, without end
         return [build_dead_letter(self.run.topics, self.run.run_id, FEEDER, message, refused.refusal)]
 
     def tick(self) -> Iterable[Outgoing]:

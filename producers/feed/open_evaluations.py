@@ -93,6 +93,7 @@ class OpenEvaluations:
     def conclude_unanswered(self, group: GroupId) -> None:
         """Give up a task; its evaluation then gets no result unless somebody sends the dead letter back."""
         asked = self.of(group)
+        # A task of an evaluation was issued the most times without an answer; the evaluation has no result.
         log.error(
             "evaluation.unanswered",
             workflow=asked.workflow,

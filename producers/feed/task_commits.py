@@ -61,6 +61,7 @@ class TaskCommits:
             )
             return found + self._find_overdue_evaluations(state, now)
         except HeadraceError as error:  # Kafka is away, or refuses to delete: the tasks stay
+            # The workers' offsets cannot be read now, or finished tasks not deleted; the feeder tries again.
             log.info("commits.unknown", error=str(error))
             return []
 

@@ -165,6 +165,7 @@ class TaskSource:
             for skipped, is_first, why in passed:
                 self.skipped_why = _shorten(why)
                 if is_first:
+                    # The environment raised, or JSON cannot hold the problem; logged the first time only.
                     log.warning("problem.skipped", workflow=self.workflow, tier=tier, index=skipped, why=why)
             return drawn
 

@@ -57,6 +57,7 @@ def send_examples(run: Run, writer: TransactionalWriter, environments: Mapping[s
         record = WarmStartExamples(run_id=run.run_id, policy=policy, examples=claim)
         topic, partition = partition_ids[policy]
         records.append(Outgoing(topic, codec.encode(record), examples_key(policy), partition=partition))
+        # Worked examples of a warm start are in the store.
         log.info("examples.stored", policy=policy, examples=warm.examples, bytes=claim.size_bytes)
     writer.begin()
     writer.produce(records)

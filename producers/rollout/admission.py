@@ -63,5 +63,6 @@ class Admission:
             except KafkaAway:
                 return True
             if revision in self.written:
+                # Tasks wait until the worker has read their recipe revision.
                 log.warning("revision.behind", revision=revision)
         return revision in self.written

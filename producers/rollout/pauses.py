@@ -32,6 +32,7 @@ class Pauses:
     def begin(self, what: str, why: object) -> None:
         """Log that something is unreachable, unless this is already logged."""
         if what not in self._why:
+            # `what` is missing, not reachable or refused.
             log.warning("worker.waiting", what=what, why=str(why))
         self._why[what] = str(why)
 

@@ -83,6 +83,7 @@ class RecordProducer:
     @staticmethod
     def _end(reason: str) -> None:
         why = f"the Kafka client can send no more ({reason}): this process ends, and must be started again"
+        # The Kafka client has failed for good; the process ends.
         log.error("producer.failed", why=why)
         end_process(why)
 

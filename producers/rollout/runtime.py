@@ -162,6 +162,7 @@ class WorkerRuntime:
         if left:
             await asyncio.wait(left, timeout=LEFT_S)
         if self._stall_watch.found or self.threads.is_busy or any(not task.done() for task in left):
+            # Something still runs that cannot be cancelled, so the process ends without waiting.
             log.warning("worker.cut_off", left=len(left), errors=[str(error) for error in errors])
             sys.stderr.flush()
             os._exit(EXIT_CODE if errors else 0)
@@ -213,6 +214,7 @@ class WorkerRuntime:
     def report_block(self, silent_s: float, at: str) -> None:
         """Report where the event loop is blocked, from the watchdog's thread: the loop cannot post its status then."""
         if silent_s < TOLD_S + WATCHDOG_TURN_S:
+            # A call in `at` has blocked the event loop, so no episode goes on.
             log.warning("worker.blocked", silent_s=silent_s, at=at, remedy=STUCK_REMEDY)
         if self._status.is_due(time.monotonic()):
             self._post(str(self.phase), describe_block(silent_s, at))

@@ -97,6 +97,7 @@ class StallWatch:
         if silent_s >= compute_stall_limit_s(episode_limit_s):
             self.found = f"no token for {silent_s:.0f} s, although tasks are open ({open_tasks}): this process ends"
             faulthandler.dump_traceback()
+            # The open tasks got no token for too long; the process ends.
             log.error(
                 "worker.stalled",
                 why=self.found,
@@ -155,6 +156,7 @@ class Watchdog(threading.Thread):
                     self._tell(silent_s, at)
                 if silent_s >= self._limit_s:
                     why = describe_block(silent_s, at)
+                    # The event loop is blocked for too long; the process ends.
                     log.error("worker.stuck", silent_s=silent_s, why=why, remedy=STUCK_REMEDY)
                     self._kill_process(why)
                     return

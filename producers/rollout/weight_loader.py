@@ -99,6 +99,8 @@ class WeightLoader:
         seconds = {f"{activity}_s": spent for activity, spent in {**held.last_load_seconds, "pause": pause_s}.items()}
         self.taken[policy] = TakenWeights(policy, version, held.fetched_bytes, **seconds)
         rounded = {name: round(spent, 4) for name, spent in seconds.items()}
+        # `head` is the newest published version; the other keys are seconds of fetching, verifying, applying and
+        # pausing.
         log.info("weights.loaded", policy=policy, version=version, head=self._published[policy].head, **rounded)
 
     # ------------------------------------------------------------------------------------------------- exact versions

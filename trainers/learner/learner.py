@@ -162,6 +162,7 @@ class Learner:
                 for step, tokens in zip(steps, known, strict=True):
                     self._optimize(step, tokens, sums)
                 if not torch.isfinite(self.masters.norm(self._backend.gather)):
+                    # The weights from before the batch replace weights that are not finite.
                     log.warning("version.not_finite", version=version)
                     self.masters.load(before)
                     sums.skip_all()
@@ -269,6 +270,7 @@ class Learner:
         norm = self.masters.gradient_norm(self._backend.gather)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             sums.skip()
+            # Loss or gradient were not finite; the step changes no weights.
             log.warning("step.skipped", version=self.version + 1, loss=float(loss), gradient_norm=float(norm))
             return
         sums.add_step(summed, loss, norm)

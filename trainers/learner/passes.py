@@ -53,6 +53,7 @@ class Passes:
         wrap_layers(self._model, checkpointing=False, compiled=False)
         if settings.packing and (reason := self.scorer.try_packing()):
             self.is_packed = False
+            # The model cannot take packed sequences.
             log.warning("learner.pads", reason=reason)
         wrap_layers(self._model, checkpointing=settings.activation_checkpointing, compiled=settings.compile)
 

@@ -173,6 +173,7 @@ def warm_start(
         follower.save(progress)
     else:
         student.restore(progress.now or progress.kept, progress.rate)
+        # `reward` is the exact match so far.
         log.info("warm_start.resumed", step=progress.steps + progress.done, reward=round(progress.reward, 4))
     while not settings.low <= progress.reward <= settings.high:
         progress.stride = min(progress.stride, settings.max_steps - progress.taken)

@@ -262,6 +262,7 @@ def wait_for_examples(run: Run, policy: str, stop: threading.Event) -> WarmStart
                 if message.key == examples_key(policy) and (found := read_record(message, WarmStartExamples)):
                     return found
             if time.monotonic() > log_due:
+                # The warm start waits for the feeder's worked examples.
                 log.info("examples.waiting", policy=policy)
                 log_due = time.monotonic() + 30
             if stop.is_set():

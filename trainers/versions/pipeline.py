@@ -204,6 +204,7 @@ class Pipeline:
         try:
             return check.result() if check is not None else None
         except (Unavailable, StoreDenied) as error:  # a later check may see more
+            # The store cannot be reached to look for lost objects.
             log.info("weights.not_looked_at", why=str(error))
             return None
 

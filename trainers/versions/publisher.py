@@ -138,6 +138,7 @@ class VersionUploader:
         lost = describe_first_damage(self._run.store, base.stretch.events, read=read, apply=apply)
         if not lost:
             return None
+        # An object that workers need is missing or altered.
         log.error(
             "weights.lost",
             policy=self._policy_variant,
@@ -181,6 +182,7 @@ class VersionUploader:
         try:
             delta = encode_delta(base.tensors, named, label, hashes=(base.weights_hash, found), find=self._find)
         except NeedsAnchor as error:
+            # A delta is not possible, so whole weights are published.
             log.warning("anchor.needed", policy=self._policy_variant, version=version, why=str(error))
             return None
         spent = base.stretch.delta_bytes + len(delta)

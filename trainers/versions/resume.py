@@ -103,6 +103,7 @@ def _load_newest_checkpoint(run: Run, policy_variant: str, history: History, fil
         try:
             return load_learner_at(run, history.checkpoints[version], files, run.recipe)
         except (ObjectMissing, ObjectCorrupt, WeightsError, CheckpointError) as error:
+            # It is missing, damaged or does not fit the model; an older one is tried.
             log.error("checkpoint.unusable", policy=policy_variant, version=version, why=str(error))  # noqa: TRY400 - logged
     raise LineageBroken(
         f"no checkpoint of {policy_variant} in {run.topics.state} can be used ({len(history.checkpoints)} tried): see "
@@ -132,6 +133,8 @@ class _Progress:
                 f"the batches after the checkpoint are trained again: done up to version {version}, and version {last} "
                 "is the last"
             )
+            # The trainer goes on from a checkpoint and trains `versions` recorded batches again, now `version` of
+            # `last`.
             log.info("trainer.resuming", policy=self.policy, version=version, last=last)
 
 
@@ -144,6 +147,7 @@ def _train_again(run: Run, policy_variant: str, learner: Learner, history: Histo
         batch = remade.batch
         if alike and batch.fingerprint == here and hash_learner(learner) != batch.weights_hash:
             alike = False
+            # A recorded batch trained again gave other weights.
             log.error(
                 "version.differs",
                 policy=policy_variant,
@@ -170,6 +174,7 @@ def _choose_epoch(policy_variant: str, learner: Learner, history: History, got: 
     differing = list_differences(then, learner.fingerprint())
     if got == expected and not differing:
         return epoch
+    # The weights or the numerics fingerprint differ from those of the last version.
     log.warning(
         "epoch.begins",
         policy=policy_variant,

@@ -68,6 +68,7 @@ class StepNote:
         died = self.found.deaths if version <= self.found.version else 0
         step = RunningStep(version, died + 1, describe_groups(batch))
         if died:
+            # A step that ended the process is tried again; the third death ends the run.
             log.warning(
                 "step.tried", policy=self._policy_variant, version=version, time=step.deaths, groups=step.groups
             )

@@ -113,6 +113,7 @@ class AdapterPolicy(ServedPolicy):
             if (count := _adapters_of(server).left_over) >= MOST_LEFT_OVER:
                 server.replace(f"the server holds {count} adapters that it cannot unload, so it is started again")
         except (ServerAway, EngineError) as error:  # it only costs memory
+            # A server keeps an adapter that is no longer needed, which only costs memory.
             log.warning("engine.not_unloaded", server=server.name, why=str(error))
 
 

@@ -228,6 +228,7 @@ class GenerationServer:
     def note_gone(self, away: ServerAway) -> None:
         """Mark the server as unusable until `look` has found it well or restarted it."""
         if not self._is_gone.is_set():
+            # The server ended, froze or must be replaced; its requests wait or go to another.
             log.warning("engine.server_gone", server=self.name, why=str(away))
         self.trouble = self._describe_gone(away)
         self.version = None
@@ -307,6 +308,7 @@ class GenerationServer:
         before = admission.limit
         self.gate.look(self.load)
         if admission.limit != before:
+            # How many requests the server gets at once has changed.
             log.info("engine.limit", server=self.name, limit=admission.limit, before=before, why=admission.why)
 
     def _revive(self, weights: ServedWeights) -> None:
@@ -321,6 +323,7 @@ class GenerationServer:
         except (EngineError, ServerAway) as error:
             self.trouble = str(error)
             self._retry_at = time.monotonic() + self._backoff.next_s()
+            # The server could not be started, or did not load weights; it is tried again later.
             log.warning("engine.server_down", server=self.name, why=str(error))
         else:
             log.info("engine.server_back", server=self.name, version=weights.version)

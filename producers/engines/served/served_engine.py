@@ -295,6 +295,7 @@ class ServedEngine:
             server.look(served.find_weights_of(server))
             served.load_missing(server)
         except Exception:
+            # The check of a server raised; it is checked again.
             log.exception("engine.look_failed", server=server.name)
 
 

@@ -98,6 +98,7 @@ class ServedPolicy:
                 if isinstance(outcome, LostInLoad):
                     self._count_death(version)
                 errors.append(outcome)
+                # The server keeps its earlier version, or is started again.
                 log.warning("engine.not_loaded", server=server.name, version=version, why=str(outcome))
             else:
                 paused.append(outcome)

@@ -29,6 +29,7 @@ def describe_build(kind: ServerKind, settings: ServerSettings) -> str:
     try:
         found = _ask_servers(kind, settings) if settings.urls else _ask_python(kind, settings)
     except (ServerAway, OSError, subprocess.SubprocessError, ValueError) as error:
+        # `engine_build` in the groups lacks the version of the servers.
         log.warning("engine.version_unknown", engine=kind.engine, why=str(error))
         found = f"{kind.engine} {UNKNOWN}"
     return f"{found} {settings}"

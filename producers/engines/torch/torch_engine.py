@@ -152,6 +152,7 @@ class TorchEngine:
         staged = served.lm.stage(weights)
         started = time.perf_counter()
         running = self._run_in_thread(lambda: self._swap(served, staged, version))
+        # `running` requests were in progress at the change of weights.
         log.debug("engine.loaded", policy=policy, version=version, running=running, s=time.perf_counter() - started)
 
     def hold(self, policy: str, version: int, weights: Mapping[str, Any] | None = None) -> None:
@@ -244,6 +245,7 @@ class TorchEngine:
         except BaseException as crash:  # of any kind: callers must get the error and never hang
             self._set_end(_crash_error(crash))
             self._fail_all()
+            # The thread of the torch engine ended with an error.
             log.exception("engine.crashed")  # last, so that nobody waits for a log that cannot be written
         else:
             self._fail_all()

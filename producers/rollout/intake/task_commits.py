@@ -185,4 +185,5 @@ class TaskCommits:
 
 def report_lost_commit(why: str, partition_ids: Iterable[PartitionId]) -> None:
     """Log that the last commit of partitions may be lost: their open tasks are played again."""
+    # Offsets of partitions that the worker gives up were not committed; tasks may be played again, never trained twice.
     log.warning("commit.lost", why=why, partitions=[name_partition(one) for one in sorted(partition_ids)])

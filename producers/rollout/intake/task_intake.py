@@ -202,6 +202,7 @@ class TaskIntake(threading.Thread):
         for tp in found:
             position = self.owned.own((tp.topic, tp.partition), tp.offset, tp.metadata or "")
             if position < tp.offset:
+                # The offset is of another run of the same name, and is not used.
                 log.warning("commit.other_run", partition=f"{tp.topic}[{tp.partition}]", offset=tp.offset)
             positions.append(TopicPartition(tp.topic, tp.partition, position or OFFSET_BEGINNING))
         return positions

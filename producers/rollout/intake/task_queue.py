@@ -153,6 +153,7 @@ class TaskQueue:
             return self._reject_or_wait(waiting, task, admitted, now_s)
         if is_suspect:
             self._owned.alone = (partition_id, offset)
+            # The task was started several times and never finished; it is played alone.
             log.warning("task.suspect", stream=task.stream, number=task.number, starts=starts)
         return waiting.as_started("play", reservation=admitted)
 

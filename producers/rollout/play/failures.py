@@ -132,6 +132,7 @@ def _log_error(task: Task, failure: Failure, times: int) -> None:
     """Log an error of an episode, or of a tool that did not end its episode; its traceback the first time."""
     shown = failure.traceback if times == 1 else ""
     if failure.reason == TOOL_ERROR:
+        # The policy read the error, and the episode went on. Logged at the 1st, 10th, 100th time of an error.
         log.warning(
             "tool.failed",
             why=failure.detail,
@@ -145,6 +146,7 @@ def _log_error(task: Task, failure: Failure, times: int) -> None:
             traceback=shown,
         )
     else:
+        # Logged at the 1st, 10th, 100th time of an error.
         log.warning(
             "episode.failed",
             reason=failure.reason,

@@ -240,6 +240,7 @@ def _join_group() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", store=attempt, rank=rank, world_size=size)
     _command_group()
     _uploads()
+    # The processes of one trainer are connected.
     log.info("group.joined", rank=dist.get_rank(), processes=dist.get_world_size())
 
 
