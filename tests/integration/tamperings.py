@@ -173,7 +173,7 @@ def better(group: TrajectoryGroup) -> TrajectoryGroup:
     return replace(group, trajectories=(replace(first, reward=first.reward + 1.0), *others))
 
 
-@tampering("has a curated record with a group that no worker produced")
+@tampering("has an outcome of a group that no worker delivered")
 def j2_trajectory_altered_afterwards(hand: Hand) -> None:
     for message in hand.about(hand.trajectories, hand.trained[0].number):
         hand.put(message, better(codec.decode(message.value, TrajectoryGroup)))
@@ -244,7 +244,7 @@ def c5_curated_records_reordered(hand: Hand) -> None:
     hand.exchange(one, found[found.index(one) - 1])
 
 
-@tampering("its deadline is version")
+@tampering("has a log_hash that does not follow from the record before it")
 def c8_deadline_later_than_the_bound(hand: Hand) -> None:
     message, curated = hand.curated_record()
     hand.put(message, replace(curated, deadline_version=curated.deadline_version + 10))
@@ -277,12 +277,6 @@ def o4_two_verdicts(hand: Hand) -> None:
 @tampering("was evicted by the trainer, but no outcome says so", FINISHED)
 def o9b_outcome_of_an_eviction_removed(hand: Hand) -> None:
     hand.remove(hand.outcome(hand.evicted[2].number, "train")[0])
-
-
-@tampering("has an outcome that does not match any group")
-def o12_facts_of_an_outcome_altered(hand: Hand) -> None:
-    message, outcome = hand.outcome(hand.dropped)
-    hand.put(message, replace(outcome, rewards=tuple(reward + 1 for reward in outcome.rewards)))
 
 
 @tampering("cannot be used, but has no dead letter")

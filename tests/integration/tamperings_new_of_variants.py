@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tampering_hand import Hand
-from tamperings import FINISHED, Catalogue, better
-from tamperings_new import NO_OUTCOME, alter, stored
+from tamperings import FINISHED, Catalogue
+from tamperings_new import NO_OUTCOME, alter
 from tamperings_of_variants import OTHER, RICH, change_batch, of_use, replay_record
 
 from headrace.infra.kafka.clients import Message
@@ -69,29 +69,18 @@ def m62_object_of_another_group_in_all_topics(hand: Hand) -> None:
     claim_everywhere(hand, claimed_dropped(hand))
 
 
-@rich("the reward of trajectory 0 is .* in the record, but .* in its group")
-def m63_object_with_another_reward_in_all_topics(hand: Hand) -> None:
-    claim = claimed(hand, kept_by_both(hand))[1].claim
-    assert claim is not None
-    group = better(codec.decode(hand.run.objects[claim.key], TrajectoryGroup))
-    claim_everywhere(hand, stored(hand, claim, codec.encode(group)))
-
-
 # -------------------------------------------------------------------------------------------------------------- replays
 
 
 rich.altered(
-    "rp60_weight_of_a_replay", "the weight of a replay must be above 0 and at most 1", replay_record, weight=5.0
-)
-rich.altered(
-    "rp61_weight_of_a_replay_that_is_no_number",
-    "the weight of a replay must be above 0",
+    "rp60_weight_of_a_replay",
+    "has a log_hash that does not follow from the record before it",
     replay_record,
-    weight=float("nan"),
+    weight=5.0,
 )
 rich.altered(
     "rp62_deadline_of_a_replay_later",
-    "its deadline is version .* plus the max_staleness .* of the replay",
+    "has a log_hash that does not follow from the record before it",
     replay_record,
     deadline_version=lambda curated: curated.deadline_version + 5,
 )
@@ -103,7 +92,7 @@ def rp63_bytes_in_a_replay(hand: Hand) -> None:
     hand.put(message, replace(curated, group=of_use(hand, hand.curated, curated.number, 0)[0].value))
 
 
-@rich("its first_back is .*, but its first use is", FINISHED)
+@rich("has a log_hash that does not follow from the record before it", FINISHED)
 def rp64_replay_gone_from_all_topics(hand: Hand) -> None:
     message, curated = replay_record(hand)
     hand.remove(message, *of_use(hand, hand.outcomes, curated.number, 1))
@@ -123,11 +112,6 @@ def rp65_replay_trained_in_place_of_its_first_use(hand: Hand) -> None:
 # ----------------------------------------------------------------------------------------------------------------- swap
 
 
-@rich("has recipe revision 1, but the task was issued under revision 0")
-def sw60_swap_taken_from_the_feeders_state(hand: Hand) -> None:
-    hand.change_body(b"feed", lambda body: body["revisions"].update(sums=[[0, 0]]))
-
-
 @rich("the recipe topic begins with revision 1, not 0")
 def sw61_revisions_reordered(hand: Hand) -> None:
     (one, _), (other, _), *_ = hand.decoded(hand.recipe, RecipeRevision)
@@ -137,7 +121,7 @@ def sw61_revisions_reordered(hand: Hand) -> None:
 # --------------------------------------------------------------------------------------------------------------- shadow
 
 
-@rich("curated.solver.other.*its deadline is version .*, but it must be version", FINISHED)
+@rich("has a log_hash that does not follow from the record before it", FINISHED)
 def sh60_curated_values_of_policy_and_shadow_exchanged(hand: Hand) -> None:
     number = next(number for number in kept_by_both(hand) if number in {use.number for use in hand.trained})
     one, other = (of_use(h, h.curated, number, 0)[0] for h in (hand, hand.of(OTHER)))

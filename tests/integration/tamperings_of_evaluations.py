@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tampering_hand import Hand
-from tamperings import FINISHED, LIVE, STOPPED, Catalogue
+from tamperings import LIVE, Catalogue
 
 from headrace.infra.kafka.clients import Message
 from headrace.schemas import codec
@@ -33,27 +33,6 @@ def v41_next_evaluation_raised(hand: Hand) -> None:
 
 def evaluation_task(hand: Hand) -> tuple[Message, Any]:
     return hand.decoded(hand.eval_tasks, Task)[0]
-
-
-tampering.altered(
-    "v42_version_of_an_evaluation_task_altered",
-    "it answers for version 0, but the task eval.sums:.* asks for version 3",
-    evaluation_task,
-    versions={"solver": 3},
-)
-tampering.altered(
-    "v43_version_of_an_evaluation_task_left_open",
-    "it answers for version 0, but the task eval.sums:.* asks for version -1",
-    evaluation_task,
-    versions={},
-)
-
-
-@tampering("it asks for version 3 of solver, but an earlier task of eval.sums:.* asks for version 0", FINISHED, STOPPED)
-def v44_evaluation_task_issued_again_for_another_version(hand: Hand) -> None:
-    like, task = evaluation_task(hand)
-    again = replace(task, attempt=1, versions={"solver": 3})
-    hand.append(like, again, headers=hand.renumber(like, attempt=1))
 
 
 @tampering("eval-tasks.sums.* its number is .* by its headers, but .* by its value")
@@ -99,25 +78,3 @@ def evaluators(hand: Hand) -> list[Message]:
     """The evaluator's snapshots; those that were written while the audit read are taken away."""
     hand.run.again = ()
     return [message for message in hand.all(hand.state) if message.key == b"evaluate"]
-
-
-tampering.add(
-    "s40_evaluators_snapshots_removed",
-    r"the run has results of evaluations \(\d+\), but `state` has no snapshot of the evaluator",
-    lambda hand: hand.remove(*evaluators(hand)),
-)
-tampering.add(
-    "s41_newest_snapshot_of_the_evaluator_removed",
-    "has a result, but the evaluator's snapshot .* does not count it",
-    lambda hand: hand.remove(evaluators(hand)[-1]),
-)
-tampering.add(
-    "s42_old_snapshot_of_the_evaluator_repeated",
-    "has a result, but the evaluator's snapshot .* does not count it",
-    lambda hand: hand.append(evaluators(hand)[0]),
-)
-
-
-@tampering("the evaluator's snapshot .* cannot be read")
-def s43_snapshot_of_the_evaluator_that_is_none(hand: Hand) -> None:
-    hand.put(evaluators(hand)[-1], value=bytes(40))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tampering_hand import Hand
 from tamperings import Catalogue
 
 from headrace.infra.kafka.clients import Message
-from headrace.schemas import codec
 from headrace.schemas.headers import task_key
-from headrace.schemas.records import CuratedGroup, Outcome
+from headrace.schemas.records import Outcome
 
 tampering = Catalogue()
 OF_GROUPS = tampering.all
@@ -21,26 +18,16 @@ OF_GROUPS = tampering.all
 
 tampering.altered(
     "g1_rewards_of_a_curated_record_altered",
-    "curated.solver.* the reward of trajectory .* is .* in the record, but .* in its group",
+    "has a log_hash that does not follow from the record before it",
     Hand.curated_record,
     rewards=lambda curated: tuple(1 - reward for reward in curated.rewards),
 )
 tampering.altered(
     "g2_kept_reversed",
-    "curated.solver.* its `kept` is .*, but must rise",
+    "has a log_hash that does not follow from the record before it",
     Hand.curated_record,
     kept=lambda curated: curated.kept[::-1],
 )
-
-
-@tampering("curated.solver.* it leaves out trajectory .*, but no outcome rejects that trajectory")
-def g3_kept_exchanged_for_another_trajectory(hand: Hand) -> None:
-    """The group is given a rejected trajectory first, with its outcome: the run's chain rejects none."""
-    message, curated = hand.curated_record()
-    of_group, outcome = hand.outcome(curated.number)
-    rejected = replace(outcome, level="trajectory", trajectory_id=f"sums:{curated.number}:1", verdict="dropped")
-    hand.append(of_group, replace(rejected, reason="length"))
-    hand.put(message, replace(curated, kept=curated.kept[1:]))
 
 
 # ------------------------------------------------------------------------------------------------------------- outcomes
@@ -72,10 +59,3 @@ def g6_outcome_on_another_partition(hand: Hand) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- trajectories
-
-
-@tampering("workers delivered sums:.* before sums:.*, but the curated records of solver are in the other order")
-def g7_trajectories_of_two_kept_groups_exchanged(hand: Hand) -> None:
-    one, curated = hand.delivery(), hand.curated_record()[0]
-    other = codec.decode(hand.beside(curated).value, CuratedGroup)
-    hand.exchange(one, hand.about(hand.trajectories, other.number)[0])

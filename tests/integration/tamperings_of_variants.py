@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from tampering_hand import Hand
 from tamperings import LIVE, Catalogue
@@ -14,10 +13,7 @@ from headrace.schemas import codec
 from headrace.schemas.records import (
     CuratedGroup,
     GroupUse,
-    Outcome,
     RecipeRevision,
-    Task,
-    TrajectoryGroup,
 )
 
 OTHER = "solver.other"
@@ -53,58 +49,18 @@ def change_batch(hand: Hand, version: int, change: Callable[[tuple[GroupUse, ...
     hand.put(message, replace(batch, groups=change(batch.groups)))
 
 
-@rich("its first_back is .*, but its first use is .* curated records before it")
+@rich("has a log_hash that does not follow from the record before it")
 def rp14_first_back_altered(hand: Hand) -> None:
     message, curated = replay_record(hand)
     hand.put(message, replace(curated, first_back=curated.first_back + 7))
 
 
-@rich("a group has at most 1 uses, the first being use 0")
-def rp28_chain_that_asks_for_no_replays(hand: Hand) -> None:
-    hand.change_recipes(lambda recipe: recipe["curate"].update(chain=recipe["curate"]["chain"][:2]))
-
-
 # ----------------------------------------------------------------------------------------------------------------- swap
-
-
-def swapped_number(hand: Hand) -> int:
-    """A number of revision 1 that was trained."""
-    for _, batch in reversed(list(hand.versions.values())):
-        for use in batch.groups:
-            [message] = of_use(hand, hand.curated, use.number, 0)
-            if int(dict(message.headers)["revision"]) == 1 and not use.use:
-                return use.number
-    raise AssertionError("nothing of revision 1 was trained")
 
 
 @rich("under recipe revision 1, which the recipe topic lacks|the revisions between are missing")
 def sw1_second_revision_removed(hand: Hand) -> None:
     hand.remove(*(m for m, r in hand.decoded(hand.recipe, RecipeRevision) if r.revision == 1))
-
-
-def restamp(hand: Hand, number: int, *topics: str) -> None:
-    for topic in topics:
-        for message in hand.about(topic, number):
-            kind: Any = {"outcomes": Outcome, "curated": CuratedGroup, "tasks": Task}.get(
-                topic.split(".")[1], TrajectoryGroup
-            )
-            record = replace(codec.decode(message.value, kind), revision=0)
-            hand.put(message, record, headers=hand.renumber(message, revision=0))
-
-
-@rich("has recipe revision 0, but the task was issued under revision 1")
-def sw5_outcome_of_another_revision(hand: Hand) -> None:
-    restamp(hand, swapped_number(hand), hand.outcomes)
-
-
-@rich("has recipe revision")
-def sw12_begin_of_a_revision_altered(hand: Hand) -> None:
-    hand.change_body(b"feed", lambda body: body["revisions"]["sums"].__setitem__(-1, [1, hand.end - 1]))
-
-
-@rich("does not belong to this partition|no worker produced it|does not match any group")
-def sw15_partitions_of_another_number(hand: Hand) -> None:
-    hand.change_recipes(lambda recipe: recipe["kafka"].update(partitions=8), only=1)
 
 
 # --------------------------------------------------------------------------------------------------------------- shadow

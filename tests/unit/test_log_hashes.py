@@ -45,7 +45,9 @@ class Log:
         return fold
 
     def says(self) -> list[str]:
-        return [what.partition(" of solver")[0] for what in find_broken_log_hashes(self.fold().account.ledger, "solver")]
+        return [
+            what.partition(" of solver")[0] for what in find_broken_log_hashes(self.fold().account.ledger, "solver")
+        ]
 
 
 def other_bytes(log: Log) -> None:
