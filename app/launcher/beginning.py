@@ -137,10 +137,7 @@ def refuse_run_of_another(
     """
     if own_run_id in {"", run.run_id}:
         return
-    newest: dict[str, WorkerStatus] = {
-        status.worker: status
-        for _, status in decode_readable(run, read_all(run.connection, [run.topics.workers]), WorkerStatus)
-    }
+    newest = {status.worker: status for status in _read_statuses(run)}
     alive = [status for status in newest.values() if is_alive(status, now_ms())]
     started_here = {child.name for child in list_components(recipe, "", Path())}
     if not starts_parts:
@@ -187,3 +184,9 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
     environments = check_names(recipe)
     servers.start()
     return begin_or_join(servers, recipe, say, new_recipe=new_recipe, environments=environments, starts_parts=False)
+
+
+def _read_statuses(run: Run) -> list[WorkerStatus]:
+    """Return all statuses of a run's workers, oldest first."""
+    messages = read_all(run.connection, [run.topics.workers])
+    return [status for _, status in decode_readable(run, messages, WorkerStatus)]
