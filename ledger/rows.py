@@ -18,6 +18,7 @@ from headrace.ledger.plain_headers import GroupStamp
 from headrace.ledger.run_streams import RunStreams
 from headrace.schemas.digests import compute_digest, digest_batch
 from headrace.schemas.episode_errors import MALFORMED, error_key_of
+from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, RecipeRevision, WeightsPublished
 from headrace.schemas.topics import is_eval, policy_variant_of
 from headrace.schemas.version_records import OFF_POLICY_GAP
@@ -145,7 +146,8 @@ class Rows:
         self.add(
             "dead_letter", partition_id, message.offset, message.timestamp_ms, one.component, one.topic, one.reason,
             one.detail, SEPARATOR.join((one.component, one.reason, re.sub("[0-9]+", "", one.detail))), one.policy,
-            one.stream, one.number, one.redrives, bool(concluded),
+            one.stream, one.number, one.redrives, bool(concluded), one.created_ms, one.partition, one.offset, one.use,
+            _read_min_version(one), len(one.value), one.cut_bytes,
         )  # fmt: skip
         times, of_task = -1 if one.reason == REDRIVEN else 1, streams.is_task(one.topic)
         for variant in concluded:
@@ -161,6 +163,14 @@ def read_floats(data: bytes) -> tuple[float, ...]:
 def read_ints(data: bytes) -> tuple[int, ...]:
     """Return the numbers of a column with int64 values."""
     return tuple(array("q", data))
+
+
+def _read_min_version(one: DeadLetter) -> int:
+    try:
+        stamp = Stamp.from_headers(list(one.headers.items()))
+    except HeaderError:
+        return -1
+    return stamp.min_version if stamp.run_id == one.run_id else -1
 
 
 def _clamp(count: int) -> int:

@@ -124,12 +124,15 @@ CREATE TABLE taken (
     apply_s REAL, pause_s REAL, UNIQUE (policy, worker, version)
 );
 
--- concludes: whether it concludes a number, or opens it again.
+-- concludes: whether it concludes a number, or opens it again. source_*: place of the record that it is about.
+-- min_version: of the record's tokens, by its headers; -1 if they do not tell it.
 CREATE TABLE dead_letter (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL,
     component TEXT NOT NULL, topic TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL, kind TEXT NOT NULL,
     policy TEXT NOT NULL, stream TEXT NOT NULL, number INTEGER NOT NULL, redrives INTEGER NOT NULL,
-    concludes INTEGER NOT NULL
+    concludes INTEGER NOT NULL, created_ms INTEGER NOT NULL, source_partition INTEGER NOT NULL,
+    source_offset INTEGER NOT NULL, use INTEGER NOT NULL, min_version INTEGER NOT NULL, value_bytes INTEGER NOT NULL,
+    cut_bytes INTEGER NOT NULL
 );
 CREATE INDEX redrive_of ON dead_letter (redrives) WHERE reason = 'redriven';
 -- A dead letter (1) or redrive (-1) for each policy and shadow whose number it concludes or opens again.

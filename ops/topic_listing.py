@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from headrace.infra.kafka.advertised import refuse_unreachable
 from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.kafka.clients import Connection, RunAddress
@@ -57,21 +53,3 @@ def _list(specs: Sequence[TopicSpec], created: list[str] | None) -> list[ListedT
         )
         for spec in specs
     ]
-
-
-def topics_page(listed: Sequence[ListedTopic]) -> Group:
-    """Return a table of topics, and below it their settings; equal settings are listed once."""
-    is_asked = any(topic.state for topic in listed)
-    table = Table(
-        "topic", "partitions", "kept", "settings", *(["state"] if is_asked else []), box=None, header_style="dim"
-    )
-    kinds: list[str] = []
-    for topic in listed:
-        kept = "newest by key" if topic.settings.get("cleanup.policy") == "compact" else "for ever"
-        words = " ".join(f"{key}={value}" for key, value in topic.settings.items())
-        if words not in kinds:
-            kinds.append(words)
-        number = str(kinds.index(words) + 1)
-        table.add_row(topic.name, str(topic.partitions), kept, number, *([topic.state] if is_asked else []))
-    lines = [Text(f"settings {number}: {words}") for number, words in enumerate(kinds, 1)]
-    return Group(table, Text(), *lines)

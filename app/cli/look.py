@@ -94,7 +94,7 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     """
     from headrace.app.views.lineage_page import group_page, version_page
     from headrace.ops.lineage.group_fate import look_up_group
-    from headrace.ops.lineage.lineage import look_up_version
+    from headrace.ops.lineage.lineage import version_lineage
     from headrace.ops.opened_run import open_run
 
     log_quietly()
@@ -105,9 +105,11 @@ def lineage(  # noqa: PLR0913, PLR0917 - options, each given by its name
     with open_run(run, data, store=True) as opened:
         policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if version is not None:
-            print_answer(look_up_version(opened.run, policy_variant, version), version_page, as_json=as_json)
+            made = version_lineage(opened.run, policy_variant, version, opened.ledger)
+            print_answer(made, version_page, as_json=as_json)
         elif group is not None:
-            print_answer(look_up_group(opened.run, policy_variant, group), group_page, as_json=as_json)
+            found = look_up_group(opened.run, policy_variant, group, opened.ledger)
+            print_answer(found, group_page, as_json=as_json)
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
@@ -137,7 +139,7 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     Example: [bold]headrace inspect --step 3 --data .headrace/arithmetic[/]
     """
     from headrace.app.views.inspection_page import step_page, trajectory_page
-    from headrace.ops.lineage.inspection import look_up_step
+    from headrace.ops.lineage.inspection import step as open_step
     from headrace.ops.lineage.inspection import trajectory as open_trajectory
     from headrace.ops.opened_run import open_run
 
@@ -153,11 +155,12 @@ def inspect(  # noqa: PLR0913, PLR0917 - options, each given by its name
     with open_run(run, data, store=True) as opened:
         policy_variant = _resolve_policy_variant(opened.run, policy, variant)
         if step is not None:
-            found = look_up_step(opened.run, policy_variant, step, group, 4 if limit is None else limit)
+            chosen = slice((4 if limit is None else limit) or None) if group is None else group
+            found = open_step(opened.run, policy_variant, step, chosen, opened.ledger)
             print_answer(found, step_page, as_json=as_json)
         elif trajectory is not None:
             tokens = 400 if limit is None else limit
-            opened_one = open_trajectory(opened.run, policy_variant, trajectory)
+            opened_one = open_trajectory(opened.run, policy_variant, trajectory, opened.ledger)
             print_answer(opened_one, partial(trajectory_page, limit=tokens), as_json=as_json)
 
 

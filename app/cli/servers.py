@@ -41,8 +41,9 @@ def topics(
 
     Example: [bold]headrace topics --data .headrace/arithmetic[/]
     """
+    from headrace.app.views.topics_page import topics_page
     from headrace.ops.opened_run import open_run
-    from headrace.ops.topic_listing import list_topics_of_recipe, list_topics_of_run, topics_page
+    from headrace.ops.topic_listing import list_topics_of_recipe, list_topics_of_run
 
     log_quietly()
     if recipe is not None:

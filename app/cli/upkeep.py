@@ -33,9 +33,10 @@ def dead_letters(
     log_quietly()
     with open_run(run, data) as opened:
         if offset is None:
-            print_answer(listing(opened.run, reason), partial(dead_letters_table, reason=reason), as_json=as_json)
+            found = listing(opened.run, reason, opened.ledger)
+            print_answer(found, partial(dead_letters_table, reason=reason), as_json=as_json)
         else:
-            print_answer(read_detail(opened.run, offset), dead_letter_view, as_json=as_json)
+            print_answer(read_detail(opened.run, offset, opened.ledger), dead_letter_view, as_json=as_json)
 
 
 def redrive(
@@ -60,7 +61,7 @@ def redrive(
 
     log_quietly()
     with open_run(run, data) as opened:
-        done = send_back(opened.run, offset or (), reason, dry_run=dry_run)
+        done = send_back(opened.run, offset or (), reason, dry_run=dry_run, ledger=opened.ledger)
         print_answer(done, redrive_table, as_json=as_json)
     if offset and done.refused:
         raise typer.Exit(CHECK_FAILED)

@@ -14,6 +14,7 @@ from headrace.infra.embedded.servers import ReportLine, Servers
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import ensure_topics
+from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import (
     plan_revision,
@@ -27,7 +28,7 @@ from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder
 from headrace.infra.utc import format_utc
 from headrace.ledger.liveness import is_alive
-from headrace.ops.lineage.lineage import read_records
+from headrace.ops.lineage.lineage import decode_readable
 from headrace.ops.preflight.cluster import Wanted, find_needs, refuse_unfit
 from headrace.ops.preflight.table import check_names
 from headrace.schemas import codec
@@ -136,8 +137,7 @@ def refuse_run_of_another(
     """
     if own_run_id in {"", run.run_id}:
         return
-    statuses: list[WorkerStatus] = read_records(run, run.topics.workers, WorkerStatus)
-    newest = {status.worker: status for status in statuses}
+    newest = {status.worker: status for status in _read_statuses(run)}
     alive = [status for status in newest.values() if is_alive(status, now_ms())]
     started_here = {child.name for child in list_components(recipe, "", Path())}
     if not starts_parts:
@@ -184,3 +184,9 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
     environments = check_names(recipe)
     servers.start()
     return begin_or_join(servers, recipe, say, new_recipe=new_recipe, environments=environments, starts_parts=False)
+
+
+def _read_statuses(run: Run) -> list[WorkerStatus]:
+    """Return all statuses of a run's workers, oldest first."""
+    messages = read_all(run.connection, [run.topics.workers])
+    return [status for _, status in decode_readable(run, messages, WorkerStatus)]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 
+from headrace.app.views.columns import make_facts
 from headrace.app.views.inspection_page import SPAN_STYLES, crop
 from headrace.app.views.safe_text import Text
 from headrace.app.views.trial_page import describe_count, show_failures, show_solutions
@@ -45,9 +45,7 @@ def _show_title(one: EpisodePlayed) -> Text:
 
 
 def _show_conversation(conversation: Conversation) -> RenderableType:
-    table = Table(box=None, padding=(0, 1), show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
+    table = make_facts(fold=True)
     if conversation.agent_id:
         table.add_row("agent", conversation.agent_id)
     for message in conversation.messages:

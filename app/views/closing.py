@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
+from headrace.app.views.columns import make_facts
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_interval
 from headrace.app.views.safe_text import Text
@@ -174,9 +175,7 @@ def _change_command(again: str, changes: Mapping[str, object]) -> str:
 
 def _build_facts_table(summary: Summary) -> Table:
     groups, data = summary.groups, summary.data
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
+    table = make_facts()
     if summary.ended == SOLVED:
         table.add_row(
             "ended",

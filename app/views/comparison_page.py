@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 
+from headrace.app.views.columns import make_columns
 from headrace.app.views.safe_text import Text
 from headrace.infra.errors import UsageError
 from headrace.ops.compare.comparison import (
@@ -63,10 +64,8 @@ def comparison_page(found: Comparison) -> RenderableType:
 
 
 def _build_table(header: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> Table:
-    table = Table(header[0], box=None, header_style="dim", pad_edge=False)
-    table.columns[0].no_wrap = True
-    for at in shown:
-        table.add_column(header[at], justify="left" if header[at] == COMPARISON_COLUMNS[-1] else "right")
+    others = (Column(header[at], justify="left" if header[at] == COMPARISON_COLUMNS[-1] else "right") for at in shown)
+    table = make_columns(Column(header[0], no_wrap=True), *others)
     for row in rows:
         table.add_row(*(Text(row[at]) for at in (0, *shown)))
     return table

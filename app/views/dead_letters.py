@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
+from headrace.app.views.columns import PLAIN, folded, make_columns, make_facts
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
@@ -27,9 +27,8 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
     """Return the page of `headrace dead-letters`."""
     if not dead_letters:
         return Text(f"No dead letters of reason {reason}.") if reason else NONE
-    table = Table("offset", "when (UTC)", box=None)
-    for column in ("reason", "from", "number", "sent back"):
-        table.add_column(column, overflow="fold")  # to be copied whole
+    to_be_copied = map(folded, ("reason", "from", "number", "sent back"))
+    table = make_columns("offset", "when (UTC)", *to_be_copied, titles=PLAIN, pad_edge=True)
     for dead_letter in dead_letters[-MOST_ROWS:]:
         table.add_row(
             str(dead_letter.offset),
@@ -59,9 +58,7 @@ def dead_letter_view(dead_letter: DeadLetterDetail) -> RenderableType:
     """Return the page of one dead letter with its record."""
     from headrace.ops.dead_letters.listing import DecodedText
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+    table = make_facts(fold=True)
     headers = "\n".join(f"{name}: {value}" for name, value in dead_letter.headers.items())
     decoded = dead_letter.decoded
     if isinstance(decoded, DecodedText):

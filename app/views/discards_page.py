@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from headrace.app.views.columns import make_columns
 from headrace.app.views.safe_text import Text
 from headrace.app.views.tables import MOST_ERRORS
 from headrace.infra.errors import UsageError
@@ -80,10 +81,7 @@ def _format_bias(bias: Bias) -> list[str]:
 
 
 def _build_table(title: str) -> Table:
-    table = Table(title, *NUMBERS, box=None, header_style="dim")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
+    return make_columns(title, *NUMBERS, right=slice(1, None), pad_edge=True)
 
 
 def _add_row(table: Table, name: str, row: TrainedGroups | Discarded, total: int | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
+from headrace.app.views.columns import make_columns
 from headrace.app.views.safe_text import Text
 from headrace.app.views.weights_page import format_bytes
 from headrace.infra.inflection import inflect
@@ -20,9 +20,7 @@ WHY_KEPT = {
 def gc_page(done: Collected) -> RenderableType:
     """Return what `headrace gc` shows."""
     title = Text.assemble(("objects", "bold"), f"  run {done.run}, {done.records:,} records read")
-    table = Table("", "kind", "objects", "bytes", "why", box=None, header_style="dim")
-    for column in table.columns[2:4]:
-        column.justify = "right"
+    table = make_columns("", "kind", "objects", "bytes", "why", right=slice(2, 4), pad_edge=True)
     verb = "would be deleted" if done.dry_run else "deleted"
     for row in done.collected:
         table.add_row(Text(verb, "yellow"), row.kind, f"{row.objects:,}", format_bytes(row.bytes), Text(row.why))

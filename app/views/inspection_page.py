@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 
 from headrace.app.views.answer_metrics import list_answer_metrics
+from headrace.app.views.columns import folded, make_columns, number
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.printable import escape_controls
@@ -134,12 +135,8 @@ def _describe_group(group: GroupSeen, of: int) -> Text:
 
 
 def _build_table(*more: str) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False, show_header=True)
-    for name in ("  #", "reward", "advantage", "logprob", "least", "tokens", "version"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in more:
-        table.add_column(name, overflow="fold")
-    return table
+    numbers = ("  #", "reward", "advantage", "logprob", "least", "tokens", "version")
+    return make_columns(*map(number, numbers), *map(folded, more))
 
 
 def _build_row(member: TrajectorySeen, index: int, sequence: SequenceSeen) -> list[RenderableType]:
@@ -306,12 +303,9 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
         tokens: Tokens of one sequence.
         begin: Index of the first of these tokens in the sequence.
     """
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    for name in ("#", "version", "mask", "advantage", "logprob", "probability"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("token", overflow="fold")
-    table.add_column("kind", style="dim", no_wrap=True)
+    numbers = map(number, ("#", "version", "mask", "advantage", "logprob", "probability"))
+    kind = Column("kind", style="dim", no_wrap=True)
+    table = make_columns(*numbers, Column(no_wrap=True), folded("token"), kind)
     for index, token in enumerate(tokens, begin):
         generated = token.logprob is not None
         chance = _find_probability(token)

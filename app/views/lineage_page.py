@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from rich.console import Group, JustifyMethod, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 
+from headrace.app.views.columns import make_columns, make_facts
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
@@ -46,7 +47,7 @@ CROPPED_COLUMNS = ("task", "worker")
 
 def version_page(found: VersionLineage) -> RenderableType:
     """Return what `headrace lineage --version` shows."""
-    facts = _make_grid()
+    facts = make_facts(fold=True)
     base = f"version {found.base_version}  {found.base_hash}" if found.base_version >= 0 else found.parent or "nothing"
     facts.add_row("from", Text(base))
     facts.add_row("weights", Text(found.weights_hash))
@@ -88,9 +89,12 @@ def _describe_batch(groups: Iterable[MadeOf]) -> str:
 
 def _build_groups_table(groups: Iterable[MadeOf]) -> Table:
     some = list(groups)
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    for name, justify, style in LINEAGE_COLUMNS:
-        table.add_column(name, justify=justify, style=style, no_wrap=name not in CROPPED_COLUMNS)
+    table = make_columns(
+        *(
+            Column(name, justify=justify, style=style, no_wrap=name not in CROPPED_COLUMNS)
+            for name, justify, style in LINEAGE_COLUMNS
+        )
+    )
     for index, group in enumerate(some):
         use = f" use {group.use}" if group.use else ""
         row = [str(index), f"{group.stream}:{group.number}{use}"]
@@ -171,7 +175,7 @@ def describe_fate(one: GroupLineage) -> str:
 
 def _build_records_table(one: GroupLineage) -> Table:
     """Return the records of a group, in order, with their positions."""
-    table = _make_grid()
+    table = make_facts(fold=True)
     if not one.attempts:
         for times in one.on_tasks:
             table.add_row("task", f"on the tasks topic{f', {_describe_reissues(times)}' if times else ''}")
@@ -237,10 +241,3 @@ def _describe_outcome(outcome: Concluded) -> str:
 
 def _name_position(topic: str, facts: PlayAttempt | Concluded | TrainedUse) -> str:
     return f"{topic}[{facts.partition}]@{facts.offset}"
-
-
-def _make_grid() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table

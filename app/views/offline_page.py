@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from headrace.app.views.columns import PLAIN, make_columns, make_facts
 from headrace.app.views.safe_text import Text
 from headrace.app.views.weights_page import format_bytes
 from headrace.infra.inflection import inflect
@@ -106,10 +107,7 @@ def _build_title(what: str, done: Archived | Replayed, where: str) -> Text:
 
 
 def _build_table(first: str, *others: str) -> Table:
-    table = Table(first, *others, box=None, header_style="dim")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
+    return make_columns(first, *others, right=slice(1, None), pad_edge=True)
 
 
 if TYPE_CHECKING:  # the tool needs torch, and its page does not
@@ -152,9 +150,8 @@ def _pick_evenly_spaced(versions: Sequence[OfflineVersion]) -> Sequence[OfflineV
 
 def _build_versions_table(versions: Sequence[OfflineVersion]) -> Table:
     columns = {name: shape for name, shape in VERSION_COLUMNS.items() if any(name in one.metrics for one in versions)}
-    table = Table("version", "groups", *(title for title, _ in columns.values()), box=None, header_style="dim")
-    for column in table.columns:
-        column.justify = "right"
+    titles = (title for title, _ in columns.values())
+    table = make_columns("version", "groups", *titles, right=slice(None), pad_edge=True)
     for one in versions:
         cells = (shape.format(one.metrics[name]) if name in one.metrics else "" for name, (_, shape) in columns.items())
         table.add_row(str(one.version), str(one.groups), *cells)
@@ -222,8 +219,7 @@ def run_page(summary: OfflineSummary) -> RenderableType:
     [(policy, block)] = summary.policies.items()
     groups, data = block.groups, summary.data
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in groups.discarded.items()) or "none"
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
+    table = make_facts()
     table.add_row("run", Text.assemble((summary.run, "bold"), f" over {data.archive}, nothing played"))
     made = len(block.progress) - 1
     table.add_row("policy", f"{policy}, {made:,} {inflect(made, 'version')}, to version {block.versions}")
@@ -272,7 +268,8 @@ def retrain_page(retrained: Retrained | Experiment, program: str, where: str) ->
 
 def _build_hashes_table(retrained: Retrained) -> Table:
     """Return versions and hashes; neighbouring versions with the same result share a row."""
-    table = Table("versions", "epoch", "", "expected at the last", "came out", box=None)
+    names = ("versions", "epoch", "", "expected at the last", "came out")
+    table = make_columns(*names, titles=PLAIN, pad_edge=True)
     for (epoch, equal), group in groupby(retrained.versions, key=lambda one: (one.epoch, one.equal)):
         alike = list(group)
         first, last = alike[0].version, alike[-1]
@@ -314,9 +311,7 @@ def _show_experiment(retrained: Experiment) -> list[RenderableType]:
     made = f"Run {into} holds {held}, made from the batches of {run}; {other}."
     parts: list[RenderableType] = [Text(made, style="green")]
     parts += [Text(f"  {line}") for line in retrained.settings]
-    table = Table("", f"{run}, mean", "at the last", f"{into}, mean", "at the last", box=None, header_style="dim")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = _build_table("", f"{run}, mean", "at the last", f"{into}, mean", "at the last")
     for name, metric in retrained.metrics.items():
         label, form = TABLE_METRICS[name]
         sides = (metric.source_mean, metric.source_last, metric.into_mean, metric.into_last)

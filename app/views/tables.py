@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from headrace.app.views.answer_metrics import describe_answers
+from headrace.app.views.columns import PLAIN, make_columns, make_facts
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.environment_lines import environment_lines
 from headrace.app.views.evaluation_words import describe_evaluation, describe_interval
@@ -35,9 +36,7 @@ MOST_ERRORS = 8
 def status_table(status: Status) -> RenderableType:
     """Return what `headrace status` shows."""
     found = status.figures
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
+    table = make_facts()
     ended = f" ({found.ended})" if found.ended else ""
     table.add_row("run", Text.assemble((found.run, "bold"), f" {found.state}{ended}"))
     for what, words in _describe_policies(found):
@@ -163,7 +162,8 @@ def _describe_lost(worker: WorkerStatus) -> str:
 
 def audit_table(audit: AuditReport) -> RenderableType:
     """Return what `headrace audit` shows."""
-    table = Table("policy", "issued", "trained", "discarded", "dead", "in flight", "lost", "doubled", box=None)
+    names = ("policy", "issued", "trained", "discarded", "dead", "in flight", "lost", "doubled")
+    table = make_columns(*names, titles=PLAIN, pad_edge=True)
     policy_variants = {**audit.policies, **audit.shadows}
     for policy_variant, counts in policy_variants.items():
         discarded = ", ".join(f"{count} {reason}" for reason, count in counts.discarded.items()) or "0"
@@ -259,7 +259,8 @@ def swap_lines(found: Swap) -> RenderableType:
 
 def evaluation_table(found: Mapping[str, Mapping[str, Measured]]) -> RenderableType:
     """Return what `headrace offline evaluate` shows, by workflow and policy."""
-    table = Table("workflow", "policy", "avg@k", "pass@k", "problems", "tokens", "failures", box=None)
+    names = ("workflow", "policy", "avg@k", "pass@k", "problems", "tokens", "failures")
+    table = make_columns(*names, titles=PLAIN, pad_edge=True)
     for workflow, policies in found.items():
         for policy, one in policies.items():
             passed = ", ".join(f"{k}: {share:.2f}" for k, share in one.pass_at_k.items())

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column
 
+from headrace.app.views.columns import make_columns
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 
@@ -17,11 +18,8 @@ if TYPE_CHECKING:
 
 def task_checks_page(checked: Sequence[TaskChecked]) -> RenderableType:
     """Return a row for each task, how many are right, and what is wrong, in lines that leave paths whole."""
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    table.add_column("task", no_wrap=True)
-    for name in ("solution", "nothing", "seconds"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
+    task = Column("task", no_wrap=True)
+    table = make_columns(task, "solution", "nothing", "seconds", "verdict", right=slice(1, 4))
     for one in checked:
         rewards = ["-" if reward is None else f"{reward:g}" for reward in (one.solution, one.nothing)]
         verdict = Text("wrong", style="red") if one.fault else Text("right", style="green")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 
+from headrace.app.views.columns import folded, make_columns, number
 from headrace.app.views.inspection_page import (
     SPAN_STYLES,
     crop,
@@ -77,10 +78,8 @@ def _show_solution(solutions: Sequence[SolutionPlayed], title: str) -> Iterator[
     shown = (wrong or solutions)[0]
     right = f"{len(solutions) - len(wrong)} of {len(solutions)} give a reward of 1"
     yield Text.assemble((title, "bold"), "  ", (right, "red" if wrong else "green"))
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     has_agents = any(turn.agents for turn in shown.turns)
-    for name in (*["agent"] * has_agents, "turn", "answer", "results"):
-        table.add_column(Text(name), overflow="fold")
+    table = make_columns(*map(folded, (*["agent"] * has_agents, "turn", "answer", "results")))
     for agent, turn, played in _list_turns(shown, "main"):
         results = Text("\n".join(crop(result) for result in played.results))
         table.add_row(*[agent] * has_agents, str(turn), Text(played.answer), results)
@@ -141,11 +140,8 @@ def _show_group(tried: GroupTried) -> Iterator[RenderableType]:
 
 def _build_conversation(sequence: SequenceSeen) -> Table:
     """Return the spans of a sequence, as the first member of a group had them."""
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    for name in (sequence.role or "kind", "turn", "tokens", "mask", "text"):
-        table.add_column(
-            Text(name), no_wrap=name != "text", justify="right" if name in {"turn", "tokens", "mask"} else "left"
-        )
+    role = Column(Text(sequence.role or "kind"), no_wrap=True)
+    table = make_columns(role, *map(number, ("turn", "tokens", "mask")), "text")
     tokens = iter(sequence.each)
     for span in sequence.spans:
         text = _read_span(span, list(islice(tokens, span.tokens)))
@@ -170,10 +166,8 @@ def _read_span(span: SpanSeen, tokens: Sequence[TokenSeen]) -> Text:
 
 def _build_members_table(tried: GroupTried) -> Table:
     parts = _choose_parts([member.reward_parts for member in tried.group.trajectories])
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    for name in ("#", "reward", *parts, "advantage", "logprob", "tokens"):
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    table.add_column("answer", overflow="fold")
+    numbers = ("#", "reward", *parts, "advantage", "logprob", "tokens")
+    table = make_columns(*(number(Text(name)) for name in numbers), folded("answer"))
     for member in tried.group.trajectories:
         for index, sequence in enumerate(member.sequences):
             table.add_row(

@@ -12,6 +12,7 @@ from rich.table import Table
 from headrace.app.views.answer_metrics import describe_answers
 from headrace.app.views.chart import CHART_HEIGHT, CHART_WIDTH, by_version, chart
 from headrace.app.views.closing import Signs, explain_no_rise
+from headrace.app.views.columns import make_facts
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_evaluation, describe_failed, group_by_workflow
 from headrace.app.views.safe_text import Text
@@ -178,9 +179,7 @@ def _describe_wait(moment: Moment, policy: str) -> str:
 def _build_numbers_table(moment: Moment) -> Table:
     figures = moment.figures
     groups = figures.groups
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
+    table = make_facts()
     wasted = (
         f" · {figures.wasted_tokens / max(1, figures.tokens):.1%} of all tokens wasted" if figures.wasted_tokens else ""
     )

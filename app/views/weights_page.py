@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from headrace.app.views.chart import by_version, chart
+from headrace.app.views.columns import make_columns, make_facts
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE
@@ -33,18 +33,15 @@ def weights_page(found: WeightsHistory) -> RenderableType:
     title = Text.assemble((f"policy {found.policy}", "bold"), f"  run {found.run}")
     if not versions:
         return Group(title, Text("No version is published yet."))
-    table = Table("version", "as", "bytes", "1/full", "changed", "encode", "upload", box=None, header_style="dim")
-    for column in table.columns[2:]:
-        column.justify = "right"
+    names = ("version", "as", "bytes", "1/full", "changed", "encode", "upload")
+    table = make_columns(*names, right=slice(2, None), pad_edge=True)
     for one in versions[-VERSION_ROWS:]:
         kind = "whole" if one.kind == "anchor" else f"delta on {one.base_version}"
         ratio = f"{one.ratio:.1f}" if one.ratio else ""
         changed = f"{one.density:.2%}" if one.density is not None and one.kind != "anchor" else ""
         seconds = ("" if spent is None else f"{spent:.2f} s" for spent in (one.encode_s, one.upload_s))
         table.add_row(str(one.version), kind, format_bytes(one.bytes), ratio, changed, *seconds)
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column()
+    facts = make_facts()
     spent = found.bytes
     again = f", {format_bytes(spent[WHOLE])} published whole again, to replace lost objects" * bool(spent[WHOLE])
     facts.add_row("in all", f"{format_bytes(spent[ANCHOR])} whole, {format_bytes(spent[DELTA])} as deltas{again}")
@@ -70,9 +67,7 @@ def weights_page(found: WeightsHistory) -> RenderableType:
 
 def _build_report_tables(versions: Sequence[VersionWeights]) -> list[RenderableType]:
     """Return the workers' reports of versions; nothing if there are none."""
-    table = Table("version", "workers", *ACTIVITIES, box=None, header_style="dim")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = make_columns("version", "workers", *ACTIVITIES, right=slice(1, None), pad_edge=True)
     for one in versions:
         if one.workers:
             table.add_row(str(one.version), str(one.workers), *map(format_seconds, _seconds_by_activity(one).values()))

@@ -252,6 +252,8 @@ def read_range(connection: Connection, partition_id: PartitionId, begin: int, en
 def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, Collection[int]]) -> Iterator[Message]:
     """Yield the existing committed records at some offsets of a topic, in order by partition."""
     wanted = {(topic, partition): some for partition, some in offsets.items() if some}
+    if not wanted:
+        return
     last = fetch_end_offsets(connection, wanted)
     with TopicReader(connection, {partition_id: min(some) for partition_id, some in wanted.items()}) as reader:
         for message in reader.read_until(

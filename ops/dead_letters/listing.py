@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from itertools import chain
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-from headrace.consumers.evaluate.evaluation import read_lost_stamp
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REASONS, REDRIVEN
-from headrace.infra.kafka.topic_reader import read_all
+from headrace.infra.kafka.topic_reader import read_offsets
 from headrace.infra.run.run import Run
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.records import DeadLetter
@@ -21,6 +21,12 @@ SHOWN_BYTES = 256
 """Bytes of a value that are shown in hex."""
 SHOWN_ITEMS, SHOWN_LENGTH = 8, 200
 """Items of a decoded list, and characters of a decoded text, that are shown."""
+
+_DEAD_LETTERS = f"""
+    SELECT topic, min_version, CASE WHEN reason = '{REDRIVEN}' THEN redrives END, offset, created_ms, component, reason,
+        detail, topic, source_partition, source_offset, policy, stream, number, value_bytes, cut_bytes
+    FROM dead_letter ORDER BY id
+"""
 
 LetterSource = tuple[str, int, int]
 """(topic, partition, offset) of the record that a dead letter is about."""
@@ -91,98 +97,41 @@ class DeadLetterDetail(ListedDeadLetter):
     decoded: DecodedRecord | DecodedText
 
 
-@dataclass(slots=True)
-class DeadLetterList:
-    """The dead letters of one run, folded from their topic in order."""
+def find_dead_letters(ledger: Ledger) -> list[ListedDeadLetter]:
+    """Return all dead letters, oldest first, also those of reason `redriven`.
 
-    run_id: str
-    _found: dict[int, ListedDeadLetter] = field(default_factory=dict)
-    _notices: dict[int, ListedDeadLetter] = field(default_factory=dict)
-    """Dead letters of reason `redriven`: each says where the message of another dead letter was sent back to."""
+    If one of a record was sent back, all of that record were. The evaluator counts a lost group whose headers name a
+    version as unanswered.
+    """
+    every = [
+        replace(
+            ListedDeadLetter(*facts),
+            is_counted=kind_of(topic) == "eval-groups" and min_version >= 0,
+            redrives=redrives,
+        )
+        for topic, min_version, redrives, *facts in ledger.query(_DEAD_LETTERS)
+    ]
+    letters = [one for one in every if one.redrives is None]
+    notices = {one.redrives: one for one in every if one.redrives is not None}
+    sent = [(one, notices[one.offset]) for one in letters if one.offset in notices]
+    by_source = {one.source: notice for one, notice in sent}
+    copies = {notice.source: one.offset for one, notice in reversed(sent)}
+    earliest = {one.source: one.offset for one in reversed(letters)}
 
-    def fold_message(self, message: Message) -> None:
-        """Take in a message; unreadable ones and those of other runs are skipped."""
-        try:
-            record = codec.decode(message.value, DeadLetter)
-        except SchemaError:
-            return
-        if record.run_id != self.run_id:
-            return
-        dead_letter = _summarize(message.offset, record)
-        if record.reason == REDRIVEN:
-            self._notices[message.offset] = replace(dead_letter, redrives=record.redrives)
-        else:
-            self._found[message.offset] = dead_letter
+    def link(one: ListedDeadLetter) -> ListedDeadLetter:
+        if one.redrives is not None:
+            return replace(one, failed_again=earliest.get(one.source))
+        linked = replace(one, copy_of=copies.get(one.source))
+        if (notice := by_source.get(one.source)) is None:
+            return linked
+        return replace(linked, redriven=notice.offset, failed_again=earliest.get(notice.source))
 
-    def list_all(self) -> list[ListedDeadLetter]:
-        """Return the dead letters, oldest first. If one of a record was sent back, all of that record were."""
-        notices = {notice.redrives: notice for notice in self._notices.values()}
-        sent = [
-            (dead_letter, notices[dead_letter.offset])
-            for dead_letter in self._found.values()
-            if dead_letter.offset in notices
-        ]
-        by_source = {dead_letter.source: notice for dead_letter, notice in sent}
-        copies = {notice.source: dead_letter.offset for dead_letter, notice in reversed(sent)}
-        again = self._index_earliest()
-        return [
-            replace(
-                dead_letter,
-                redriven=notice.offset if (notice := by_source.get(dead_letter.source)) else None,
-                failed_again=again.get(notice.source) if notice else None,
-                copy_of=copies.get(dead_letter.source),
-            )
-            for dead_letter in self._found.values()
-        ]
-
-    def notices(self) -> list[ListedDeadLetter]:
-        """Return the dead letters of reason `redriven`, oldest first."""
-        again = self._index_earliest()
-        return [replace(notice, failed_again=again.get(notice.source)) for notice in self._notices.values()]
-
-    def _index_earliest(self) -> dict[LetterSource, int]:
-        """Return the first dead letter about each record."""
-        return {dead_letter.source: dead_letter.offset for dead_letter in reversed(self._found.values())}
-
-
-def _summarize(offset: int, record: DeadLetter) -> ListedDeadLetter:
-    return ListedDeadLetter(
-        offset=offset,
-        created_ms=record.created_ms,
-        component=record.component,
-        reason=record.reason,
-        detail=record.detail,
-        topic=record.topic,
-        partition=record.partition,
-        source_offset=record.offset,
-        policy=record.policy,
-        stream=record.stream,
-        number=record.number,
-        value_bytes=len(record.value),
-        cut_bytes=record.cut_bytes,
-        is_counted=kind_of(record.topic) == "eval-groups"
-        and read_lost_stamp(list(record.headers.items()), record.run_id) is not None,
-    )
+    return [link(one) for one in every]
 
 
 def kind_of(topic: str) -> str:
     """Return the kind of a topic: the word after the run's name."""
     return topic.split(".")[1] if "." in topic else ""
-
-
-def _read(run: Run) -> DeadLetterList:
-    found = DeadLetterList(run.run_id)
-    for message in read_all(run.connection, [run.topics.dead_letters]):
-        found.fold_message(message)
-    return found
-
-
-def read_dead_letters(run: Run) -> list[ListedDeadLetter]:
-    """Return a run's dead letters up to the present end, oldest first. Raises KafkaAway or KafkaRefused.
-
-    Dead letters of reason `redriven` are left out.
-    """
-    return _read(run).list_all()
 
 
 def select_by_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -> list[ListedDeadLetter]:
@@ -193,29 +142,29 @@ def select_by_reason(dead_letters: list[ListedDeadLetter], reason: str | None) -
     return chosen
 
 
-def listing(run: Run, reason: str | None = None) -> list[ListedDeadLetter]:
+def listing(run: Run, reason: str | None = None, ledger: Path | None = None) -> list[ListedDeadLetter]:
     """Return all dead letters but the `redriven` ones, or those of a reason, oldest first.
 
-    Raises UsageError for an unknown reason.
+    `ledger` is the file of the run's ledger; None to read its topics into memory. Raises UsageError for an unknown
+    reason, KafkaAway or KafkaRefused.
     """
-    found = _read(run)
-    return select_by_reason(found.notices() if reason == REDRIVEN else found.list_all(), reason)
+    found = [
+        one for one in ask_ledger(run, ledger, find_dead_letters) if (one.reason == REDRIVEN) == (reason == REDRIVEN)
+    ]
+    return select_by_reason(found, reason)
 
 
-def read_detail(run: Run, offset: int) -> DeadLetterDetail:
+def read_detail(run: Run, offset: int, ledger: Path | None = None) -> DeadLetterDetail:
     """Return one dead letter with its record: key, headers, and the beginning of the value, in hex and decoded.
 
     Raises UsageError if there is no dead letter at the offset.
     """
-    found = _read(run)
-    for dead_letter in chain(found.list_all(), found.notices()):
-        if dead_letter.offset == offset:
-            break
-    else:
+    by_offset = {one.offset: one for one in ask_ledger(run, ledger, find_dead_letters)}
+    if offset not in by_offset:
         raise UsageError(f"there is no dead letter at offset {offset}: `headrace dead-letters` lists the offsets")
-    [record] = read_full_records(run, {offset}).values()
+    [record] = read_full_records(run, {offset})
     return DeadLetterDetail(
-        **{one.name: getattr(dead_letter, one.name) for one in fields(dead_letter)},
+        **{one.name: getattr(by_offset[offset], one.name) for one in fields(ListedDeadLetter)},
         key=_decode_text(record.key),
         headers={name: _decode_text(value) for name, value in record.headers.items()},
         hex=record.value[:SHOWN_BYTES].hex(" "),
@@ -223,16 +172,10 @@ def read_detail(run: Run, offset: int) -> DeadLetterDetail:
     )
 
 
-def read_full_records(run: Run, offsets: set[int]) -> dict[int, DeadLetter]:
-    """Return dead letters with their bytes, by offset."""
-    return dict(iterate_full_records(run, offsets))
-
-
-def iterate_full_records(run: Run, offsets: set[int]) -> Iterator[tuple[int, DeadLetter]]:
+def read_full_records(run: Run, offsets: set[int]) -> Iterator[DeadLetter]:
     """Yield dead letters with their bytes, in order, one at a time in memory."""
-    for message in read_all(run.connection, [run.topics.dead_letters]):
-        if message.offset in offsets:
-            yield message.offset, codec.decode(message.value, DeadLetter)
+    for message in read_offsets(run.connection, run.topics.dead_letters, {0: offsets}):
+        yield codec.decode(message.value, DeadLetter)
 
 
 def decode_value(value: bytes) -> DecodedRecord | DecodedText:

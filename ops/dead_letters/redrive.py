@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
@@ -23,9 +24,9 @@ from headrace.infra.run.run import Run, RunEnded
 from headrace.ops.dead_letters.listing import (
     LetterSource,
     ListedDeadLetter,
-    iterate_full_records,
     kind_of,
-    read_dead_letters,
+    listing,
+    read_full_records,
     select_by_reason,
 )
 from headrace.schemas import codec
@@ -98,8 +99,12 @@ class Redriven:
     refused: tuple[Refused, ...]
 
 
-def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False) -> Redriven:
+def redrive(
+    run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bool = False, ledger: Path | None = None
+) -> Redriven:
     """Send back the dead letters at these offsets and of this reason, or all if neither is given; return the results.
+
+    `ledger` is the file of the run's ledger; None to read its topics into memory.
 
     Raises UsageError for an offset without a dead letter and for an unknown reason; RunEnded if there is something to
     send, but the run has ended; Fenced if another redrive took over; and Aborted. After Aborted, call it again: it
@@ -107,7 +112,7 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
     """
     wanted = set(offsets)
     if dry_run or run.ended:
-        choice = choose(read_dead_letters(run), wanted, reason)
+        choice = choose(listing(run, ledger=ledger), wanted, reason)
         if choice.send and run.ended:
             raise RunEnded(
                 f"run {run.address.run} has ended ({run.ended}), so nothing would process the records that are sent "
@@ -116,10 +121,9 @@ def redrive(run: Run, offsets: Iterable[int], reason: str | None, *, dry_run: bo
         return _build_report(run, choice, {}, dry_run=dry_run)
     sent: dict[LetterSource, int] = {}
     with closing(TransactionalWriter(run.connection, f"{run.address.run}.{REDRIVER}", run.topic_names)) as writer:
-        choice = choose(read_dead_letters(run), wanted, reason)
+        choice = choose(listing(run, ledger=ledger), wanted, reason)
         one_about_each = {about[0].offset for about in choice.send.values()}
-        records = (record for _, record in iterate_full_records(run, one_about_each))
-        for batch in split_into_transactions(records, MOST_MESSAGES_A_TRANSACTION):
+        for batch in split_into_transactions(read_full_records(run, one_about_each), MOST_MESSAGES_A_TRANSACTION):
             sent |= _send(run, writer, batch, choice)
     return _build_report(run, choice, sent, dry_run=False)
 

@@ -1,29 +1,55 @@
 """`headrace lineage --group`: follows one group through the topics of a run, from its task to its conclusion.
 
-The group's partitions of `outcomes` and `trajectories` are searched, because no record gives its offsets there; only
-records of the group are decoded. The classes below are what `--json` prints, field by field.
+The ledger has its conclusions. Its task and what workers produced are searched for on their topics, because no record
+gives their offsets; only records of the group are decoded. The classes below are what `--json` prints, field by field.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.dead_letters import REDRIVEN
-from headrace.infra.kafka.topic_reader import read_all, read_key
-from headrace.infra.run.own_positions import read_newest_snapshot
+from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
-from headrace.ops.lineage.lineage import decode_readable, describe_range, find_trained_policies, read_batches
+from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, read_issued
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
+from headrace.ops.lineage.lineage import (
+    PLACE_IN_BATCH,
+    decode_readable,
+    describe_range,
+    find_trained_policies,
+    read_at,
+    search_number,
+)
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import group_errors
 from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.ids import GroupId
-from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, Outcome, Task, TrajectoryGroup
-from headrace.schemas.topics import FEEDER, is_eval, policy_of, variant_of
+from headrace.schemas.records import EpisodeError, Outcome, Task, TrajectoryGroup
+from headrace.schemas.topics import is_eval, policy_of, variant_of
+
+_USES = f"""
+    SELECT trained.version, use, {PLACE_IN_BATCH}, n_groups, curated_partition, curated_offset
+    FROM trained JOIN batch ON batch.id = batch_id
+    WHERE trained.variant = ? AND stream = ? AND number = ? ORDER BY trained.id
+"""
+_CONCLUSIONS = """
+    SELECT partition, offset FROM outcome JOIN partition ON partition.id = partition_id
+    WHERE variant = ? AND stream = ? AND number = ? AND level = 'group'
+"""
+_DEAD_LETTERS = f"""
+    SELECT offset, reason, detail, component, topic, source_partition, source_offset,
+        EXISTS (SELECT 1 FROM dead_letter AS back WHERE back.reason = '{REDRIVEN}' AND back.redrives = one.offset), use
+    FROM dead_letter AS one WHERE stream = ? AND number = ? AND policy IN ('', ?) AND (? OR topic = ?) ORDER BY id
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +174,13 @@ class GroupFate:
     policies: dict[str, GroupLineage]
 
 
-def group_lineage(run: Run, policy: str, stream: str, number: int) -> GroupLineage:
+def group_lineage(run: Run, ledger: Ledger, policy: str, stream: str, number: int) -> GroupLineage:
     """Return what happened to a group, for one of the policies that its stream trains."""
-    dead_letters = _find_dead_letters(run, policy, stream, number)
+    dead_letters = _find_dead_letters(run, ledger, policy, stream, number)
     attempts = _find_attempts(run, policy, stream, number, dead_letters)
-    concluded = _find_conclusions(run, policy, stream, number)
-    trained = find_uses(read_batches(run, policy), stream, number)
-    issued = _read_issued(run).get(stream, 0)
+    concluded = _read_conclusions(run, ledger, policy, stream, number)
+    trained = _find_uses(ledger, policy, stream, number)
+    issued = _read_next_numbers(ledger).get(stream, 0)
     fate, reason = find_fate(trained, concluded, dead_letters)
     if not fate:
         fate = "produced" if any(attempt.counts for attempt in attempts) else "issued"
@@ -191,14 +217,9 @@ def find_fate(
     return ("kept", "") if firsts else ("", "")
 
 
-def find_uses(batches: Iterable[BatchTrained], stream: str, number: int) -> tuple[TrainedUse, ...]:
+def _find_uses(ledger: Ledger, policy: str, stream: str, number: int) -> tuple[TrainedUse, ...]:
     """Return the versions that a group trained, oldest first."""
-    return tuple(
-        TrainedUse(batch.version, group.use, index, len(batch.groups), group.partition, group.offset)
-        for batch in batches
-        for index, group in enumerate(batch.groups)
-        if (group.stream, group.number) == (stream, number)
-    )
+    return tuple(TrainedUse(*row) for row in ledger.query(_USES, policy, stream, number))
 
 
 def parse_group(run: Run, text: str) -> GroupId:
@@ -215,21 +236,19 @@ def parse_group(run: Run, text: str) -> GroupId:
     return GroupId(stream, int(digits))
 
 
-def _read_issued(run: Run) -> dict[str, int]:
-    snapshot = read_newest_snapshot(run.connection, run.state_partition_id(FEEDER), FEEDER)
-    return {stream: int(n) for stream, n in json.loads(snapshot.body)["next"].items()} if snapshot else {}
+def _read_next_numbers(ledger: Ledger) -> dict[str, int]:
+    """Return the next number of every stream; none before the feeder's first snapshot, or if it cannot be read."""
+    with suppress(*NO_SNAPSHOT):
+        snapshot = ledger.feeder.decode()
+        if snapshot is not None and snapshot.run_id == ledger.run_id:
+            return read_issued(json.loads(snapshot.body))
+    return {}
 
 
 def _find_waiting_attempts(run: Run, stream: str, number: int) -> tuple[int, ...]:
     key = task_key(stream, number)
     messages = (m for m in read_all(run.connection, [run.topics.tasks(stream)]) if m.key == key)
     return tuple(task.attempt for _, task in decode_readable(run, messages, Task))
-
-
-def _find_records(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
-    """Return the records of one number from the partition of a topic where all of them are."""
-    partition_id = (topic, number % run.partitions)
-    return read_key(run.connection, partition_id, task_key(stream, number))
 
 
 def _find_attempts(
@@ -242,7 +261,7 @@ def _find_attempts(
         if dead_letter.topic == topic
     }
     attempts: list[PlayAttempt] = []
-    for message in _find_records(run, topic, stream, number):
+    for message in search_number(run, topic, stream, number):
         attempt = _describe_attempt(message, run.run_id)
         counted = any(before.counts for before in attempts)
         counts = not counted and not attempt.unreadable and (message.partition, message.offset) not in dead
@@ -280,60 +299,38 @@ def _describe_attempt(message: Message, run_id: str) -> PlayAttempt:
     )
 
 
-def _find_conclusions(run: Run, policy: str, stream: str, number: int) -> tuple[Concluded, ...]:
-    found = []
-    for message, outcome in decode_readable(
-        run, _find_records(run, run.topics.outcomes(policy), stream, number), Outcome
-    ):
-        if outcome.level == "group":
-            found.append(
-                Concluded(
-                    verdict=outcome.verdict,
-                    reason=outcome.reason,
-                    component=outcome.component,
-                    use=outcome.use,
-                    partition=message.partition,
-                    offset=message.offset,
-                    rewards=outcome.rewards,
-                    min_version=outcome.min_version,
-                    max_version=outcome.max_version,
-                    task_id=outcome.task_id,
-                    tier=outcome.tier,
-                )
-            )
-    return tuple(found)
-
-
-def _find_dead_letters(run: Run, policy: str, stream: str, number: int) -> tuple[GroupDeadLetter, ...]:
-    found: dict[int, DeadLetter] = {}
-    tasks = run.topics.tasks(stream)  # a shadow's own outcomes report what its curator or trainer could not read
-    for message, dead_letter in decode_readable(run, read_all(run.connection, [run.topics.dead_letters]), DeadLetter):
-        concerns = dead_letter.policy in {"", policy_of(policy)} and not (
-            variant_of(policy) and dead_letter.topic != tasks
-        )
-        if (dead_letter.stream, dead_letter.number) == (stream, number) and concerns:
-            found[message.offset] = dead_letter
-    redriven = {dead_letter.redrives for dead_letter in found.values() if dead_letter.reason == REDRIVEN}
+def _read_conclusions(run: Run, ledger: Ledger, policy: str, stream: str, number: int) -> tuple[Concluded, ...]:
+    places = ledger.query(_CONCLUSIONS, policy, stream, number)
     return tuple(
-        GroupDeadLetter(
-            offset=offset,
-            reason=dead_letter.reason,
-            detail=dead_letter.detail,
-            component=dead_letter.component,
-            topic=dead_letter.topic,
-            message_partition=dead_letter.partition,
-            message_offset=dead_letter.offset,
-            redriven=offset in redriven,
-            use=dead_letter.use,
+        Concluded(
+            verdict=outcome.verdict,
+            reason=outcome.reason,
+            component=outcome.component,
+            use=outcome.use,
+            partition=message.partition,
+            offset=message.offset,
+            rewards=outcome.rewards,
+            min_version=outcome.min_version,
+            max_version=outcome.max_version,
+            task_id=outcome.task_id,
+            tier=outcome.tier,
         )
-        for offset, dead_letter in found.items()
+        for message, outcome in read_at(run, run.topics.outcomes(policy), Outcome, places)
     )
 
 
-def look_up_group(run: Run, policy: str | None, group: str) -> GroupFate:
+def _find_dead_letters(run: Run, ledger: Ledger, policy: str, stream: str, number: int) -> tuple[GroupDeadLetter, ...]:
+    """Return the dead letters of a group; for a shadow, its own outcomes report what it could not read."""
+    by, tasks = (stream, number, policy_of(policy)), run.topics.tasks(stream)
+    rows = ledger.query(_DEAD_LETTERS, *by, not variant_of(policy), tasks)
+    return tuple(GroupDeadLetter(*[*facts, bool(redriven), use]) for *facts, redriven, use in rows)
+
+
+def look_up_group(run: Run, policy: str | None, group: str, ledger: Path | None = None) -> GroupFate:
     """Return what happened to a group that a user names: for one policy, or for all that its stream trains if None.
 
-    Raises UsageError, also for a group that was never issued.
+    `ledger` is the file of the run's ledger; None to read its topics into memory. Raises UsageError, also for a group
+    that was never issued.
     """
     if run.source:
         raise UsageError(
@@ -345,7 +342,9 @@ def look_up_group(run: Run, policy: str | None, group: str) -> GroupFate:
     chosen = trained if policy is None else (run.resolve(policy),)
     if policy is not None and policy_of(policy) not in trained:
         raise UsageError(f"stream {stream} trains {', '.join(trained)}, not {policy}")
-    found = {name: group_lineage(run, name, stream, number) for name in chosen}
+    found = ask_ledger(
+        run, ledger, lambda one: {name: group_lineage(run, one, name, stream, number) for name in chosen}
+    )
     if not any(one.is_known for one in found.values()):
         issued = max(one.issued_next for one in found.values())
         some = describe_range(f"{stream}:0", f"{stream}:{issued - 1}")

@@ -7,25 +7,43 @@ Texts are decoded with the tokenizer published with the weights, and advantages 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.topic_reader import name_offset, read_key
+from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run, find_groups_run
-from headrace.ops.lineage.lineage import describe_range, find_trained_policies
+from headrace.infra.weights.paths import WHOLE
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
+from headrace.ops.lineage.lineage import (
+    PLACE_IN_BATCH,
+    decode_readable,
+    describe_range,
+    find_trained_policies,
+    read_at,
+    read_batch,
+    search_number,
+)
 from headrace.ops.lineage.seen import AdvantagesBySequence, GroupSeen, compute_shown_advantages, describe_group
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.episode_errors import describe_error
-from headrace.schemas.headers import task_key
-from headrace.schemas.ids import GroupId
-from headrace.schemas.records import BatchTrained, CuratedGroup, TrajectoryGroup
+from headrace.schemas.records import BatchTrained, CuratedGroup, NamedObject, TrajectoryGroup, WeightsPublished
 from headrace.schemas.topics import is_eval
 from headrace.trainers.batches.estimator import load_estimator
 from headrace.trainers.batches.groups import DecodedGroup, decode_group
 from headrace.trainers.batches.token_texts import token_texts
 from headrace.trainers.batches.trained_groups import read_trained_groups
-from headrace.trainers.versions.history import History, read_history
+
+_STEPS = "SELECT min(version), max(version) FROM batch WHERE variant = ? AND version >= 0"
+_ANCHORS = f"SELECT value FROM weights WHERE variant = ? AND (publishes OR kind = '{WHOLE}') ORDER BY id DESC"
+_EARLIEST_USE = f"""
+    SELECT partition, offset, {PLACE_IN_BATCH}
+    FROM trained JOIN batch ON batch.id = batch_id JOIN partition ON partition.id = partition_id
+    WHERE trained.variant = ? AND stream = ? AND number = ? ORDER BY use, batch.version, trained.id LIMIT 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +81,30 @@ class TrajectoryFound:
 # ------------------------------------------------------------------------------------------------------------ one step
 
 
-def step(run: Run, policy: str, version: int, chosen: slice | str) -> StepSeen:
-    """Return a step with some of its groups: those of a slice of the batch, or the group that a word names.
+def step(run: Run, policy: str | None, version: int, chosen: slice | str, ledger: Path | None = None) -> StepSeen:
+    """Return the step of a policy, by default the only one, that made a version, with some of its groups.
 
     Raises UsageError if there is no such step or group, LineageBroken if a group is gone.
+
+    Args:
+        run: The run.
+        policy: Policy of the step.
+        version: The version that the step made.
+        chosen: A slice of the batch; or the only group, by its index in the batch or as STREAM:NUMBER.
+        ledger: File of the run's ledger; None to read its topics into memory.
     """
-    history = read_history(run, policy)
-    batch = next((batch for batch in history.batches if batch.version == version), None)
+    name = run.resolve(policy)
+    return ask_ledger(run, ledger, lambda one: _find_step(run, one, name, version, chosen))
+
+
+def _find_step(run: Run, ledger: Ledger, policy: str, version: int, chosen: slice | str) -> StepSeen:
+    batch = read_batch(run, ledger, policy, version)
     if batch is None:
-        raise UsageError(
-            f"policy {policy} of run {run.address.run} has {_explain_missing_step(version, history.batches)}"
-        )
+        missing = _explain_missing_step(version, *ledger.query(_STEPS, policy)[0])
+        raise UsageError(f"policy {policy} of run {run.address.run} has {missing}")
     indices = range(len(batch.groups))[chosen] if isinstance(chosen, slice) else [_find_index(batch, chosen)]
     groups = _add_advantages(run, policy, batch, indices)
-    texts = token_texts(run, policy, history.files)
+    texts = token_texts(run, policy, _find_files(ledger, policy))
     seen = [
         describe_group(group, advantages, texts, index=index)
         for index, (group, advantages) in zip(indices, groups, strict=True)
@@ -107,11 +135,17 @@ def _add_advantages(
     return [found[index] for index in indices]
 
 
-def _explain_missing_step(version: int, batches: Sequence[BatchTrained]) -> str:
-    if not batches:
+def _find_files(ledger: Ledger, policy: str) -> tuple[NamedObject, ...]:
+    """Return config and tokenizer, as the newest anchor names them."""
+    events = (codec.decode(value, WeightsPublished) for (value,) in ledger.query(_ANCHORS, policy))
+    return next((event.files for event in events if event.files), ())
+
+
+def _explain_missing_step(version: int, first: int | None, last: int | None) -> str:
+    if first is None:
         return f"no step {version}: nothing is trained yet"
-    start = "; version 0 is the start, which no step made" if version == 0 and batches[0].version == 1 else ""
-    return f"no step {version}: {describe_range(batches[0].version, batches[-1].version)}{start}"
+    start = "; version 0 is the start, which no step made" if version == 0 and first == 1 else ""
+    return f"no step {version}: {describe_range(first, last)}{start}"
 
 
 def _find_index(batch: BatchTrained, word: str) -> int:
@@ -133,24 +167,30 @@ def _find_index(batch: BatchTrained, word: str) -> int:
 # ------------------------------------------------------------------------------------------------------ one trajectory
 
 
-def trajectory(run: Run, policy: str | None, name: str) -> TrajectoryFound:
-    """Return a trajectory with every token, trained or not. Raises UsageError if no trajectory has that name."""
-    stream, number, sample = _parse_trajectory_name(run, name)
+def trajectory(run: Run, policy: str | None, name: str, ledger: Path | None = None) -> TrajectoryFound:
+    """Return a trajectory with every token, trained or not. Raises UsageError if no trajectory has that name.
+
+    `ledger` is the file of the run's ledger; None to read its topics into memory.
+    """
+    stream, number, _ = parsed = _parse_trajectory_name(run, name)
     policies = find_trained_policies(run, stream.removeprefix("eval."))
     if policy is None and len(policies) > 1:
         raise UsageError(f"{stream}:{number} has trajectories of {', '.join(policies)}: choose one by --policy")
     acted = run.resolve(policy or policies[0])
-    history = read_history(run, acted)
-    found = _find_trained(run, acted, history, GroupId(stream, number)) or _find_produced(
-        find_groups_run(run), acted, stream, number
-    )
+    return ask_ledger(run, ledger, lambda one: _find_trajectory(run, one, acted, *parsed))
+
+
+def _find_trajectory(run: Run, ledger: Ledger, acted: str, stream: str, number: int, sample: int) -> TrajectoryFound:
+    found = _find_trained(run, ledger, acted, stream, number)
+    found = found or _find_produced(find_groups_run(run), acted, stream, number)
     if found is None:
         raise UsageError(f"no worker has produced a readable group {stream}:{number} for policy {acted}")
     group, members = found.group, found.group.trajectory_group.trajectories
-    chosen = [index for index, member in enumerate(members) if member.id == f"{stream}:{number}:{sample}"]
+    name = f"{stream}:{number}:{sample}"
+    chosen = [index for index, member in enumerate(members) if member.id == name]
     if not chosen:
         raise UsageError(f"group {stream}:{number} has {_describe_members(group.trajectory_group)}, but no {name}")
-    texts = token_texts(run, acted, history.files)
+    texts = token_texts(run, acted, _find_files(ledger, acted))
     seen = describe_group(group, found.advantages, texts, index=found.index, only=chosen[0])
     return TrajectoryFound(run.address.run, acted, found.version, found.where, seen)
 
@@ -164,37 +204,25 @@ class _Found:
     advantages: AdvantagesBySequence = field(default_factory=dict)
 
 
-def _find_trained(run: Run, policy: str, history: History, group: GroupId) -> _Found | None:
+def _find_trained(run: Run, ledger: Ledger, policy: str, stream: str, number: int) -> _Found | None:
     """Return the earliest trained use of a group, at the position that its batch names."""
-    uses = (
-        (use.use, batch.version, index, batch)
-        for batch in history.batches
-        for index, use in enumerate(batch.groups)
-        if GroupId.of(use) == group
-    )
-    _, version, index, batch = min(uses, key=lambda one: one[:3], default=(0, 0, 0, None))
-    if batch is None:
-        return None
-    [(whole_group, advantages)] = _add_advantages(run, policy, batch, [index])
-    use = batch.groups[index]
-    where = f"{find_groups_run(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
-    return _Found(whole_group, where, version, index, advantages)
+    for *place, index in ledger.query(_EARLIEST_USE, policy, stream, number):
+        for _, batch in read_at(run, run.topics.batches(policy), BatchTrained, [place]):
+            [(whole_group, advantages)] = _add_advantages(run, policy, batch, [index])
+            use = batch.groups[index]
+            where = f"{find_groups_run(run).topics.curated(policy)}[{use.partition}]@{use.offset}"
+            return _Found(whole_group, where, batch.version, index, advantages)
+    return None
 
 
 def _find_produced(run: Run, policy: str, stream: str, number: int) -> _Found | None:
     """Return the group as a worker produced it, from its first readable record."""
     topics = run.topics
     topic = topics.eval_groups(policy) if is_eval(stream) else topics.trajectories(policy)
-    partition_id = (topic, number % run.partitions)
-    for message in read_key(run.connection, partition_id, task_key(stream, number)):
-        try:
-            group = codec.decode(message.value, TrajectoryGroup)
-            uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
-            if group.run_id == run.run_id:
-                where = name_offset(message)
-                return _Found(decode_group(run, uncurated), where)
-        except SchemaError:
-            continue
+    for message, _ in decode_readable(run, search_number(run, topic, stream, number), TrajectoryGroup):
+        uncurated = CuratedGroup(stream=stream, number=number, group=message.value, rewards=())
+        with suppress(SchemaError):
+            return _Found(decode_group(run, uncurated), name_offset(message))
     return None
 
 
@@ -215,19 +243,3 @@ def _describe_members(group: TrajectoryGroup) -> str:
         for failure in group.failures
     )
     return f"{ids}; {failed}" if failed else ids
-
-
-# ----------------------------------------------------------------------------------------------------- the command line
-
-
-def look_up_step(run: Run, policy: str | None, version: int, group: str | None, limit: int) -> StepSeen:
-    """Return the step that a user names. Raises UsageError and LineageBroken.
-
-    Args:
-        run: The run.
-        policy: Policy of the step; None for the only one.
-        version: The version that the step made.
-        group: The only group to show, by its index in the batch or as STREAM:NUMBER; the first groups if None.
-        limit: How many groups to show; 0 for all.
-    """
-    return step(run, run.resolve(policy), version, group if group is not None else slice(limit or None))

@@ -1,4 +1,4 @@
-"""Which groups a version was trained on: `headrace lineage --version`, from the topics alone.
+"""Which groups a version was trained on: `headrace lineage --version`, from the ledger and the topics.
 
 The groups are read at the positions that BatchTrained gives; if a group is not there, the whole topic is searched. The
 classes below are what `--json` prints, field by field.
@@ -7,23 +7,24 @@ classes below are what `--json` prints, field by field.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message
-from headrace.infra.kafka.topic_reader import read_all, read_offsets
-from headrace.infra.run.first_uses import CuratedReplay, complete_replay, find_first_uses
+from headrace.infra.kafka.topic_reader import read_key, read_offsets
 from headrace.infra.run.run import Run, find_groups_run
 from headrace.infra.store.object_store import StoreError
-from headrace.infra.weights.paths import find_newest_events, size_of
+from headrace.infra.weights.paths import size_of
+from headrace.ledger.follow import ask_ledger
+from headrace.ledger.ledger import Ledger
 from headrace.ledger.trained_streams import TrainedStreams
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
-from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.ids import UseId
+from headrace.schemas.headers import HeaderError, Stamp, task_key
 from headrace.schemas.records import (
     BatchTrained,
     CuratedGroup,
@@ -33,6 +34,19 @@ from headrace.schemas.records import (
     UsedEnvironment,
     WeightsPublished,
 )
+from headrace.trainers.batches.trained_groups import add_payloads, find_records
+
+_EVENT = "SELECT value FROM weights WHERE variant = ? AND version = ? AND publishes ORDER BY id DESC LIMIT 1"
+_VERSIONS = """
+    SELECT min(version), max(version) FROM (SELECT variant, version FROM batch WHERE version >= 0
+    UNION ALL SELECT variant, version FROM weights WHERE publishes) WHERE variant = ?
+"""
+_BATCH = """
+    SELECT partition, offset FROM batch JOIN partition ON partition.id = partition_id
+    WHERE variant = ? AND version = ? ORDER BY batch.id DESC LIMIT 1
+"""
+PLACE_IN_BATCH = "trained.id - (SELECT min(id) FROM trained WHERE batch_id = batch.id)"
+"""Index of a trained group in its batch, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +115,22 @@ class VersionLineage:
     """Environment and data of each workflow under that revision."""
 
 
-def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
-    """Return the groups and facts of a version. Raises UsageError if there is no such version."""
-    batches = {batch.version: batch for batch in read_batches(run, policy) if batch.version >= 0}
-    events = read_records(run, run.topics.weights(policy), WeightsPublished)
-    published = find_newest_events(events)
-    batch, event = batches.get(version), published.get(version, WeightsPublished())
-    if batch is None and version not in published:
-        raise UsageError(
-            f"policy {policy} of run {run.address.run} has {describe_missing_version(version, batches, published)}"
-        )
+def version_lineage(run: Run, policy: str | None, version: int, ledger: Path | None = None) -> VersionLineage:
+    """Return the groups and facts of a version of a policy, by default the only one.
+
+    `ledger` is the file of the run's ledger; None to read its topics into memory. Raises UsageError if there is no such
+    version.
+    """
+    name = run.resolve(policy)
+    return ask_ledger(run, ledger, lambda one: _find_version(run, one, name, version))
+
+
+def _find_version(run: Run, ledger: Ledger, policy: str, version: int) -> VersionLineage:
+    batch, event = read_batch(run, ledger, policy, version), _find_event(ledger, policy, version)
+    if batch is None and event is None:
+        missing = _describe_missing_version(ledger, policy, version)
+        raise UsageError(f"policy {policy} of run {run.address.run} has {missing}")
+    event = event or WeightsPublished()
     batch = batch or BatchTrained(run_id=event.run_id, policy=policy, version=version, epoch=event.epoch)
     claim = event.weights
     return VersionLineage(
@@ -135,12 +155,17 @@ def version_lineage(run: Run, policy: str, version: int) -> VersionLineage:
     )
 
 
-def describe_missing_version(version: int, *known: Iterable[int]) -> str:
+def _find_event(ledger: Ledger, policy: str, version: int) -> WeightsPublished | None:
+    """Return the newest event that published a version: training continues from it."""
+    rows = ledger.query(_EVENT, policy, version)
+    return codec.decode(rows[0][0], WeightsPublished) if rows else None
+
+
+def _describe_missing_version(ledger: Ledger, policy: str, version: int) -> str:
     """Return the end of a sentence: that a version does not exist, and which versions do."""
-    there = sorted({one for some in known for one in some})
-    if not there:
-        return f"no version {version}: no version is published yet"
-    return f"no version {version}: {describe_range(there[0], there[-1])}"
+    [(first, last)] = ledger.query(_VERSIONS, policy)
+    there = "no version is published yet" if first is None else describe_range(first, last)
+    return f"no version {version}: {there}"
 
 
 def describe_range(first: object, last: object) -> str:
@@ -148,70 +173,23 @@ def describe_range(first: object, last: object) -> str:
     return f"there is only {first}" if first == last else f"there are {first} to {last}"
 
 
-def read_batches(run: Run, policy: str) -> list[BatchTrained]:
-    """Return all of a policy's BatchTrained records of this run, oldest first; they are small."""
-    return read_records(run, run.topics.batches(policy), BatchTrained)
+def read_batch(run: Run, ledger: Ledger, policy: str, version: int) -> BatchTrained | None:
+    """Return the batch of a version; None if there is none."""
+    places = ledger.query(_BATCH, policy, version)
+    return next((batch for _, batch in read_at(run, run.topics.batches(policy), BatchTrained, places)), None)
 
 
 def _describe_groups(run: Run, policy: str, uses: tuple[GroupUse, ...]) -> Iterator[MadeOf]:
-    found = _find_curated(run, policy, uses)
-    firsts = _find_first_uses(run, policy, found)
+    topic = run.topics.curated(policy)
+    found = add_payloads(run, topic, find_records(run, topic, set(uses)))
     for use in uses:
         blank = MadeOf(use.stream, use.number, use.use, use.partition, use.offset)
-        key = UseId.of(use)
-        message, first = found.get(key), firsts.get(key) if use.use else found.get(key)
-        if message is None or first is None:
-            yield replace(blank, missing=True)
-        else:
-            yield _describe_group(run, blank, message, first)
+        yield _describe_group(run, blank, *found[use]) if use in found else replace(blank, missing=True)
 
 
-def _find_curated(run: Run, policy: str, uses: Iterable[GroupUse]) -> dict[UseId, Message]:
-    """Return the curated records of these uses, from their given positions, else from a search of the topic."""
-    topic = run.topics.curated(policy)
-    wanted = {UseId.of(use) for use in uses}
-    hints: dict[int, set[int]] = {}
-    for use in uses:
-        if use.partition >= 0:
-            hints.setdefault(use.partition, set()).add(use.offset)
-    found: dict[UseId, Message] = {}
-    for some in (read_offsets(run.connection, topic, hints), read_all(run.connection, [topic])):
-        if len(found) == len(wanted):
-            break
-        found |= {key: message for message in some if (key := _read_use(message)) in wanted}
-    return found
-
-
-def _find_first_uses(run: Run, policy: str, found: Mapping[UseId, Message]) -> dict[UseId, Message]:
-    """Return the first-use records of the replays among these; a record that is gone is left out."""
-    replays = {
-        key: CuratedReplay(message.partition, message.offset, key.stream, key.number, _read_first_back(message))
-        for key, message in found.items()
-        if key.use_number
-    }
-    firsts = find_first_uses(run.connection, run.topics.curated(policy), run.run_id, replays.values())
-    return {key: firsts[replay] for key, replay in replays.items() if replay in firsts}
-
-
-def _read_first_back(message: Message) -> int:
+def _describe_group(run: Run, blank: MadeOf, message: Message, curated: CuratedGroup) -> MadeOf:
+    """Describe a group by its curated record, with its message."""
     try:
-        return codec.decode(message.value, CuratedGroup).first_back
-    except SchemaError:
-        return 0
-
-
-def _read_use(message: Message) -> UseId | None:
-    try:
-        stamp = Stamp.from_headers(message.headers)
-    except HeaderError:
-        return None
-    return UseId.of(stamp)
-
-
-def _describe_group(run: Run, blank: MadeOf, message: Message, first: Message) -> MadeOf:
-    """Describe a group by its curated record and the record of its first use, which may be the same."""
-    try:
-        curated = complete_replay(codec.decode(message.value, CuratedGroup), codec.decode(first.value, CuratedGroup))
         group = codec.decode(curated.group, TrajectoryGroup)
         stamp = Stamp.from_headers(message.headers)
     except (SchemaError, HeaderError):
@@ -258,9 +236,18 @@ def version_shares(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     return {str(version): count / total for version, count in sorted(tokens.items()) if count}
 
 
-def read_records(run: Run, topic: str, kind: type[Any]) -> list[Any]:
-    """Return the readable records of this run on a topic."""
-    return [record for _, record in decode_readable(run, read_all(run.connection, [topic]), kind)]
+def read_at(run: Run, topic: str, kind: type[Any], places: Iterable[Sequence[int]]) -> Iterator[tuple[Message, Any]]:
+    """Yield the readable records of this run at places (partition, offset), each with its message."""
+    offsets: defaultdict[int, set[int]] = defaultdict(set)
+    for partition, offset in places:
+        offsets[partition].add(offset)
+    return decode_readable(run, read_offsets(run.connection, topic, offsets), kind)
+
+
+def search_number(run: Run, topic: str, stream: str, number: int) -> Iterator[Message]:
+    """Yield the records of a number from the partition of a topic where all of them are."""
+    partition_id = (topic, number % run.partitions)
+    return read_key(run.connection, partition_id, task_key(stream, number))
 
 
 def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> Iterator[tuple[Message, Any]]:
@@ -272,11 +259,6 @@ def decode_readable(run: Run, messages: Iterable[Message], kind: type[Any]) -> I
             continue
         if record.run_id == run.run_id:
             yield message, record
-
-
-def look_up_version(run: Run, policy: str | None, version: int) -> VersionLineage:
-    """Return the groups and facts of a version of a policy, by default the only one. Raises UsageError."""
-    return version_lineage(run, run.resolve(policy), version)
 
 
 def find_trained_policies(run: Run, stream: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.policy_weights import PolicyWeights
-from headrace.ops.lineage.group_fate import group_lineage
+from headrace.ops.lineage.group_fate import look_up_group
 from headrace.ops.lineage.inspection import step, trajectory
 from headrace.ops.lineage.lineage import version_lineage
 from headrace.ops.lineage.own_metrics import select_own_metrics
@@ -213,7 +213,8 @@ def test_a_version_is_followed_back_to_its_groups_and_to_every_token_of_one(fini
     assert float(np.mean(rewards)) == pytest.approx(versions[0].metrics["reward_mean"])
     assert not any(select_own_metrics(one.metrics) for one in versions), "its loss is a shipped one"
     assert sum(s.tokens for g in seen.groups for t in g.trajectories for s in t.sequences) == seen.metrics["tokens"]
-    assert [use.version for use in group_lineage(run, "solver", made.stream, made.number).trained] == [VERSIONS]
+    fate = look_up_group(run, "solver", f"{made.stream}:{made.number}").policies["solver"]
+    assert [use.version for use in fate.trained] == [VERSIONS]
     assert of_one.version == VERSIONS
     each = of_one.group.trajectories[0].sequences[0].each
     assert re.fullmatch(r"[a-z]{2}=\d\+\d\?\\boxed{\d*}?.*", "".join(token.text for token in each))

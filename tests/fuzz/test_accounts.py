@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from random import Random
 from typing import Any
@@ -15,6 +16,8 @@ from mutations import Fuzz, altered, altered_headers, distorted, example
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.run_streams import RunStreams
 from headrace.ops.audit.broken_numbers import Scope
 from headrace.ops.audit.evidence import add_record_names
 from headrace.ops.audit.fold import AuditFold
@@ -119,18 +122,21 @@ def test_a_group_has_a_fate_whatever_was_said(fuzz: Fuzz, monkeypatch: pytest.Mo
     def read(connection: Connection, topics: Iterable[str]) -> list[Message]:
         return [message for message in messages if message.topic in set(topics)]
 
-    for module in (group_fate, lineage):
-        monkeypatch.setattr(module, "read_all", read)
-    monkeypatch.setattr(group_fate, "read_newest_snapshot", lambda connection, topic, component: None)
-    monkeypatch.setattr(
-        group_fate,
-        "read_key",
-        lambda connection, partition_id, key: [m for m in read(connection, partition_id[:1]) if m.key == key],
-    )
+    def read_offsets(connection: Connection, topic: str, offsets: Mapping[int, set[int]]) -> list[Message]:
+        return [m for m in read(connection, [topic]) if m.offset in offsets.get(m.partition, ())]
+
+    def read_key(connection: Connection, partition_id: tuple[str, int], key: bytes) -> list[Message]:
+        return [m for m in read(connection, partition_id[:1]) if m.key == key]
+
+    monkeypatch.setattr(group_fate, "read_all", read)
+    monkeypatch.setattr(lineage, "read_offsets", read_offsets)
+    monkeypatch.setattr(lineage, "read_key", read_key)
 
     def check(given: list[Message]) -> None:
         messages[:] = given
-        json.dumps(plain(group_fate.look_up_group(RUN, "solver", "sums:1")))
+        with closing(Ledger(None, "run-1", RunStreams(RECIPE))) as ledger:
+            ledger.add(given)
+            json.dumps(plain(group_fate.group_lineage(RUN, ledger, "solver", "sums", 1)))
 
     fuzz.run("lineage", 0.0005, said, check)
 

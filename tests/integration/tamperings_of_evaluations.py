@@ -74,7 +74,3 @@ def d42_redrive_of_itself(hand: Hand) -> None:
 # ------------------------------------------------------------------------------------------------ the evaluator's state
 
 
-def evaluators(hand: Hand) -> list[Message]:
-    """The evaluator's snapshots; those that were written while the audit read are taken away."""
-    hand.run.again = ()
-    return [message for message in hand.all(hand.state) if message.key == b"evaluate"]

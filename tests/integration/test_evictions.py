@@ -24,7 +24,7 @@ from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import report
-from headrace.ops.dead_letters.listing import read_dead_letters
+from headrace.ops.dead_letters.listing import listing
 from headrace.ops.dead_letters.redrive import redrive
 from headrace.ops.plain_json import plain
 from headrace.schemas import codec
@@ -118,7 +118,7 @@ def test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_els
         assert outgoing(trainer, lambda _: 0 < len(trainer.scheduler.window) == len(kept)) == [], (
             "it reads on behind the letter"
         )
-    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable"]
+    assert [letter.reason for letter in listing(run)] == ["undecodable"]
 
 
 def by_newer_build(run: Run, one: Outgoing) -> tuple[Outgoing, RecipeRevision]:
@@ -146,7 +146,7 @@ def test_a_group_that_could_not_be_read_before_a_fix_is_trained_once_when_it_is_
         writer.begin()
         writer.produce(said)
         writer.commit()
-    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable"]
+    assert [letter.reason for letter in listing(run)] == ["undecodable"]
     say(run, Outgoing(run.topics.recipe, codec.encode(fix), partition=0))
     codec.decode(newer.value, CuratedGroup)
     with training(run) as (trainer_after, writer):

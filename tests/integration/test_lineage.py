@@ -19,6 +19,7 @@ from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
+from headrace.ledger.follow import ask_ledger
 from headrace.ops.lineage.group_fate import GroupLineage, group_lineage, look_up_group, parse_group
 from headrace.ops.lineage.inspection import step, trajectory
 from headrace.ops.lineage.lineage import version_lineage
@@ -117,7 +118,7 @@ class Log:
         return self.write(replace(record, value=codec.encode(letter), partition=0))
 
     def fate(self, number: int) -> GroupLineage:
-        return group_lineage(self.run, "solver", "sums", number)
+        return ask_ledger(self.run, None, lambda one: group_lineage(self.run, one, "solver", "sums", number))
 
 
 def group(run_id: str, number: int, worker: str) -> TrajectoryGroup:

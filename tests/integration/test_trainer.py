@@ -23,7 +23,7 @@ from headrace.infra.weights.folder import write_weights
 from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import hash_weights
-from headrace.ops.dead_letters.listing import read_dead_letters
+from headrace.ops.dead_letters.listing import listing
 from headrace.schemas import codec
 from headrace.schemas.records import TrajectoryGroup
 
@@ -161,9 +161,6 @@ def test_a_curated_record_that_cannot_be_used_is_a_dead_letter_and_training_goes
     feed(run, [torn, early, longer_than_the_context, replace(curated(16), group=codec.encode(of_another))])
     feed(run, [curated(number) for number in range(4)])
     until(lambda: len(batches(run)) == 1, train(run))
-    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable", *["unusable"] * 4]
-    assert any("generated with another tokenizer (BLAKE3 f00d…)" in letter.detail for letter in read_dead_letters(run))
-    assert any(
-        "tokens, but the trainer's model takes at most 64: shorten" in letter.detail
-        for letter in read_dead_letters(run)
-    )
+    assert [letter.reason for letter in listing(run)] == ["undecodable", *["unusable"] * 4]
+    assert any("generated with another tokenizer (BLAKE3 f00d…)" in letter.detail for letter in listing(run))
+    assert any("tokens, but the trainer's model takes at most 64: shorten" in letter.detail for letter in listing(run))

@@ -20,7 +20,7 @@ from headrace.infra.store.object_cache import Uncached
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import hash_weights
-from headrace.ops.dead_letters.listing import read_dead_letters
+from headrace.ops.dead_letters.listing import listing
 from headrace.trainers.versions.history import read_history
 
 STEPS = 8
@@ -100,7 +100,7 @@ def test_a_trainer_killed_in_the_midst_makes_what_an_undisturbed_one_makes(
     assert [batch.base_hash for batch in batches(run)] == undisturbed[:-1], "every version begins where the last ended"
     trained = [use.number for batch in batches(run) for use in batch.groups]
     assert sorted(trained) == sorted(set(trained))
-    assert [letter.reason for letter in read_dead_letters(run)] == ["undecodable", "unusable"], "each told once"
+    assert [letter.reason for letter in listing(run)] == ["undecodable", "unusable"], "each told once"
 
 
 @pytest.mark.training

@@ -165,7 +165,7 @@ def test_a_run_that_another_data_folder_began_is_refused_before_anything_is_plan
         "read_first_revision": lambda _: hers,
         "refuse_unfit": lambda *_: None,
         "join": lambda _: run,
-        "read_records": lambda *_: [],
+        "_read_statuses": lambda *_: [],
         "read_known_revisions": lambda _: [RecipeRevision(run_id="hers", created_ms=1_700_000_000_000)],
         "plan_revision": lambda *_, **__: pytest.fail("it was planned"),
     }.items():
@@ -193,7 +193,7 @@ def test_of_two_that_begin_a_run_at_the_same_moment_the_later_one_is_refused_and
         "ensure_topics": make_topics,
         "write_revision": lambda *_: order.append("it is written"),
         "join": lambda _: runs.pop(0),
-        "read_records": lambda *_: [],
+        "_read_statuses": lambda *_: [],
         "read_known_revisions": lambda _: [RecipeRevision(run_id="hers", created_ms=1_700_000_000_000)],
     }.items():
         monkeypatch.setattr(beginning, name, stand_in)
@@ -230,7 +230,7 @@ def test_a_run_from_another_data_folder_is_refused_with_who_runs_it_since_when_a
 ) -> None:
     recipe, alive = load_recipe("arithmetic"), list[WorkerStatus]()
     run: Any = SimpleNamespace(run_id="hers", topics=recipe.topics, address=ADDRESS)
-    monkeypatch.setattr(beginning, "read_records", lambda *_: alive)
+    monkeypatch.setattr(beginning, "_read_statuses", lambda *_: alive)
     monkeypatch.setattr(beginning, "read_known_revisions", lambda _: [RecipeRevision(created_ms=1_700_000_000_000)])
 
     def refuse(own_run_id: str | None, *, embedded_store: bool) -> None:
@@ -263,7 +263,7 @@ def test_begin_goes_on_with_a_run_whose_parts_run_by_hand_whatever_its_trainer_d
         "read_first_revision": lambda _: codec.encode(RecipeRevision(run_id="mine")),
         "refuse_unfit": lambda *_: None,
         "join": lambda _: run,
-        "read_records": lambda *_: alive,
+        "_read_statuses": lambda *_: alive,
         "read_known_revisions": lambda _: [RecipeRevision(run_id="mine", created_ms=1_700_000_000_000)],
         "plan_revision": lambda *_, **__: None,
         "ensure_topics": lambda *_: False,

@@ -72,8 +72,8 @@ LOOKS = {
     ("dead-letters", "--offset", "1"): "headrace.ops.dead_letters.listing.read_detail",
     ("redrive",): "headrace.ops.dead_letters.redrive.redrive",
     ("gc",): "headrace.ops.retention.collector.command",
-    ("lineage", "--version", "3"): "headrace.ops.lineage.lineage.look_up_version",
-    ("inspect", "--step", "3"): "headrace.ops.lineage.inspection.look_up_step",
+    ("lineage", "--version", "3"): "headrace.ops.lineage.lineage.version_lineage",
+    ("inspect", "--step", "3"): "headrace.ops.lineage.inspection.step",
     ("retrain",): "headrace.ops.offline.retrain.retrain",
 }
 """Command to the tool that it calls."""

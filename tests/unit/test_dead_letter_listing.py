@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from drawn_page import drawn
+from made_recipes import sums_recipe
 
 from headrace.app.views.dead_letters import MOST_ROWS, dead_letter_view, dead_letters_table, redrive_table
 from headrace.infra.errors import UsageError
@@ -15,13 +16,15 @@ from headrace.infra.kafka.dead_letters import MOST_DEAD_LETTER_BYTES, REDRIVEN, 
 from headrace.infra.kafka.decoding import Refusal
 from headrace.infra.run.run import Run, RunEnded
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ledger.ledger import Ledger
+from headrace.ledger.run_streams import RunStreams
 from headrace.ops.dead_letters import redrive as redrives
 from headrace.ops.dead_letters.listing import (
     DeadLetterDetail,
-    DeadLetterList,
     DecodedText,
     ListedDeadLetter,
     decode_value,
+    find_dead_letters,
     select_by_reason,
 )
 from headrace.ops.dead_letters.redrive import Redriven, Refused, SentBack, choose, explain_refusal, redrive
@@ -34,15 +37,15 @@ from headrace.schemas.topics import Topics
 SOURCE = "t.trajectories.solver"
 
 
-def folded(*records: DeadLetter) -> DeadLetterList:
-    found = DeadLetterList("run-1")
-    for offset, record in enumerate(records):
-        found.fold_message(Message("t.dead-letters", 0, offset, b"", codec.encode(record)))
-    return found
+def fold_all(*records: DeadLetter) -> list[ListedDeadLetter]:
+    ledger = Ledger(None, "run-1", RunStreams(sums_recipe()))
+    encoded = enumerate(map(codec.encode, records))
+    ledger.add([Message("t.dead-letters", 0, offset, b"", value) for offset, value in encoded])
+    return find_dead_letters(ledger)
 
 
 def fold(*records: DeadLetter) -> list[ListedDeadLetter]:
-    return folded(*records).list_all()
+    return [one for one in fold_all(*records) if one.reason != REDRIVEN]
 
 
 def record(offset: int, reason: str = "undecodable", **more: Any) -> DeadLetter:
@@ -66,16 +69,18 @@ def test_letters_of_this_run_are_listed_and_those_that_were_sent_back_say_by_whi
 
 
 def test_what_fails_again_is_a_new_letter_and_each_names_the_next() -> None:
-    found = folded(record(10), back(0), record(11), record(900), back(3), record(903))
-    assert [(one.offset, one.copy_of, one.redriven, one.failed_again) for one in found.list_all()] == [
+    records = record(10), back(0), record(11), record(900), back(3), record(903)
+    found = fold(*records)
+    assert [(one.offset, one.copy_of, one.redriven, one.failed_again) for one in found] == [
         (0, None, 1, 3),
         (2, None, None, None),
         (3, 0, 4, 5),
         (5, 3, None, None),
     ]
-    notices = [(one.offset, one.redrives, one.source_offset, one.failed_again) for one in found.notices()]
+    every = fold_all(*records)
+    notices = [(one.offset, one.redrives, one.source_offset, one.failed_again) for one in every if one not in found]
     assert notices == [(1, 0, 900, 3), (4, 3, 903, 5)]
-    assert [about[0].offset for about in choose(found.list_all(), set(), None).send.values()] == [2, 5]
+    assert [about[0].offset for about in choose(found, set(), None).send.values()] == [2, 5]
     [unlinked] = fold(back(-1), back(7), record(899))
     assert (unlinked.redriven, unlinked.failed_again, unlinked.copy_of) == (None, None, None), "no such letter"
 
@@ -140,7 +145,7 @@ def test_a_run_that_has_ended_takes_nothing_back_and_that_is_no_error_where_ther
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     letters = fold(record(10), record(11, "poison"), back(0), record(12, "missing_object"))
-    monkeypatch.setattr(redrives, "read_dead_letters", lambda run: letters)
+    monkeypatch.setattr(redrives, "listing", lambda run, ledger: letters)
     for dry_run in (True, False):
         done = redrive(ENDED, (0, 1), None, dry_run=dry_run)
         assert (done.redriven, done.already, [one.offset for one in done.refused]) == ((), (0,), [1])

@@ -20,7 +20,7 @@ from headrace.infra.kafka.topic_admin import TopicDiffers, ensure_topics
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
-from headrace.ops.lineage import group_fate, inspection
+from headrace.ops.lineage import lineage
 from headrace.producers.feed.overdue import NumbersSource, Passed
 from headrace.producers.feed.task_commits import TaskCommits
 from headrace.producers.rollout.worker import fetch_group_partitions
@@ -120,12 +120,9 @@ def test_the_records_of_a_group_are_looked_for_where_its_number_of_partitions_pu
         looked_at.append(partition_id)
         return []
 
-    for module in (group_fate, inspection):
-        monkeypatch.setattr(module, "read_key", read_nothing)
-    run = run_of(recipe_of(8))
-    assert list(group_fate._find_records(run, TOPIC, "sums", 17)) == []
-    assert inspection._find_produced(run, "solver", "sums", 17) is None
-    assert looked_at == [(TOPIC, 1), (TOPIC, 1)], "a number has the partition 17 % 8, also when there are 9 today"
+    monkeypatch.setattr(lineage, "read_key", read_nothing)
+    assert list(lineage.search_number(run_of(recipe_of(8)), TOPIC, "sums", 17)) == []
+    assert looked_at == [(TOPIC, 1)], "a number has the partition 17 % 8, also when there are 9 today"
 
 
 def partition_of(partitions: int) -> CuratorPartition:

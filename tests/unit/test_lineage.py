@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_page import drawn
+from made_ledger import MadeLedger
 from made_recipes import sums_recipe
 
 from headrace.app.views.lineage_page import FATES, describe_fate, group_page, version_page
@@ -22,13 +23,14 @@ from headrace.ops.lineage.group_fate import (
     GroupLineage,
     PlayAttempt,
     TrainedUse,
+    _find_dead_letters,
+    _find_uses,
     find_fate,
-    find_uses,
     parse_group,
 )
 from headrace.ops.lineage.lineage import MadeOf, VersionLineage, find_trained_policies, version_shares
 from headrace.schemas.ids import GroupId
-from headrace.schemas.records import BatchTrained, GroupUse, Sequence, Trajectory
+from headrace.schemas.records import BatchTrained, DeadLetter, GroupUse, Sequence, Trajectory
 
 KEPT = Concluded("kept", "", "curate", 0, 1, 5, (0.0, 1.0), 3, 4, "sum:1", "sum")
 EXPIRED = replace(KEPT, verdict="expired", reason="expired", component="train")
@@ -67,13 +69,27 @@ def test_the_fate_of_a_number_is_that_of_its_first_use() -> None:
 
 def test_a_group_is_found_in_every_batch_that_used_it() -> None:
     other, ours = GroupUse("sums", 8, 0, 0, 1), GroupUse("sums", 9, 0, 1, 5)
-    batches = [
-        BatchTrained(version=1, groups=(other, ours)),
-        BatchTrained(version=2, groups=(replace(ours, use=1, offset=8),)),
-        BatchTrained(version=3, groups=(replace(ours, stream="proofs"),)),
-    ]
+    ledger = MadeLedger()
+    for version, groups in enumerate(((other, ours), (replace(ours, use=1, offset=8),), (replace(ours, number=7),)), 1):
+        ledger.say(BatchTrained(version=version, groups=groups))
 
-    assert find_uses(batches, "sums", 9) == (TrainedUse(1, 0, 1, 2, 1, 5), TrainedUse(2, 1, 0, 1, 1, 8))
+    assert _find_uses(ledger, "solver", "sums", 9) == (TrainedUse(1, 0, 1, 2, 1, 5), TrainedUse(2, 1, 0, 1, 1, 8))
+
+
+def test_the_dead_letters_of_a_group_say_which_were_sent_back_and_a_shadow_has_only_those_of_its_task() -> None:
+    ledger = MadeLedger()
+    played = DeadLetter("", "curate.solver", "t.trajectories.solver", 1, 9, "undecodable", "cut", "", "sums", 9, use=2)
+    for one in (played, replace(played, number=8), replace(played, topic="t.tasks.sums"), replace(played, policy="x")):
+        ledger.say(one)
+    ledger.say(replace(played, component="redrive", reason="redriven", redrives=0, offset=12))
+    run = Run(RunAddress(Connection("k:1"), "t"), "r", (sums_recipe(),), StoreAddress("127.0.0.1:1", "b", "k", "s"))
+
+    first, of_task, notice = _find_dead_letters(run, ledger, "solver", "sums", 9)
+
+    place = "t.trajectories.solver", 1, 9
+    assert first == GroupDeadLetter(0, "undecodable", "cut", "curate.solver", *place, redriven=True, use=2)
+    assert (of_task.offset, of_task.redriven, notice.reason, notice.message_offset) == (2, False, "redriven", 12)
+    assert _find_dead_letters(run, ledger, "solver.free", "sums", 9) == (of_task,)
 
 
 def test_shares_count_generated_tokens_of_every_sequence() -> None:

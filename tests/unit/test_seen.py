@@ -25,7 +25,6 @@ from headrace.ops.lineage.seen import (
 )
 from headrace.schemas.episode_errors import describe_error
 from headrace.schemas.records import (
-    BatchTrained,
     ClaimCheck,
     CuratedGroup,
     Failure,
@@ -239,8 +238,7 @@ def test_log_probabilities_that_no_token_can_have_are_shown_as_they_are(
 
 @pytest.mark.parametrize(("first", "where"), [(1, "; version 0 is the start, which no step made"), (6, "")])
 def test_training_is_said_to_have_begun_with_version_0_only_where_it_did(first: int, where: str) -> None:
-    batches = [BatchTrained(version=version) for version in range(first, 10)]
-    assert _explain_missing_step(0, batches) == f"no step 0: there are {first} to 9{where}"
+    assert _explain_missing_step(0, first, 9) == f"no step 0: there are {first} to 9{where}"
 
 
 def test_a_table_of_some_tokens_begins_shortly_before_the_first_generated_one() -> None:

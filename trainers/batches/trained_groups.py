@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.decoding import read_own
-from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, read_all
+from headrace.infra.kafka.topic_reader import read_all, read_offsets
 from headrace.infra.run.first_uses import complete_replay, find_first_uses
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectCorrupt, ObjectMissing
-from headrace.schemas import codec
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse
 from headrace.trainers.batches.first_use_cache import replay_of
@@ -48,59 +48,46 @@ def read_trained_groups(
 def _read_records(run: Run, policy_variant: str, batches: Iterable[BatchTrained]) -> dict[GroupUse, CuratedGroup]:
     wanted = {use for batch in batches for use in batch.groups}
     topic = run.topics.curated(policy_variant)
-    found = _read_at_offsets(run, topic, wanted)
-    astray = {UseId.of(use): use for use in wanted - found.keys()}
-    if astray:
-        found |= _search_topic(run, topic, astray)
+    found = find_records(run, topic, wanted)
     if missing := sorted(UseId.of(use) for use in wanted - found.keys()):
         raise LineageBroken(
             f"{topic} no longer holds {len(missing)} of the groups that were trained on, such as {missing[0]}, so "
             "their versions cannot be trained again: were records of this topic deleted?"
         )
-    return _add_payloads(run, topic, found)
-
-
-def _add_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, CuratedGroup]:
-    """Return the records; records of replays get the groups of their first uses."""
-    replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
-    firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
-    if gone := sorted(UseId.of(use) for use, replay in replays.items() if replay not in firsts):
+    whole_ones = add_payloads(run, topic, found)
+    if gone := sorted(UseId.of(use) for use in wanted - whole_ones.keys()):
         raise LineageBroken(
             f"{topic} no longer holds the first records of {len(gone)} replayed groups that were trained on, such as "
             f"{gone[0]}, so their versions cannot be trained again: were records of this topic deleted?"
         )
-    records = {use: curated for use, (_, curated) in found.items()}
-    whole_ones = {
-        use: complete_replay(records[use], codec.decode(firsts[replay].value, CuratedGroup))
-        for use, replay in replays.items()
-    }
-    return records | whole_ones
+    return {use: curated for use, (_, curated) in whole_ones.items()}
 
 
-def _read_at_offsets(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:
-    uses = {(use.partition, use.offset): use for use in wanted}
-    begin: dict[PartitionId, int] = {}
-    end: dict[PartitionId, int] = {}
-    for partition, offset in sorted(uses):
-        begin.setdefault((topic, partition), offset)
-        end[topic, partition] = offset + 1
-    found = {}
-    with TopicReader(run.connection, begin, "lineage") as reader:
-        there = reader.ends()
-        for message in reader.read_until(
-            {partition_id: min(offset, there[partition_id]) for partition_id, offset in end.items()}
-        ):
-            use = uses.get((message.partition, message.offset))
+def find_records(run: Run, topic: str, wanted: set[GroupUse]) -> dict[GroupUse, Read]:
+    """Return the curated records of uses, with their messages, that are still on the topic."""
+    offsets: defaultdict[int, set[int]] = defaultdict(set)
+    for use in wanted:
+        if use.partition >= 0:
+            offsets[use.partition].add(use.offset)
+    found: dict[GroupUse, Read] = {}
+    for some in (read_offsets(run.connection, topic, offsets), read_all(run.connection, [topic])):
+        if not (left := {UseId.of(use): use for use in wanted - found.keys()}):
+            break
+        for message in some:
             curated = read_own(message, CuratedGroup, run.run_id)
-            if use is not None and curated is not None and UseId.of(curated) == UseId.of(use):
-                found[use] = (message, curated)
+            if curated is not None and UseId.of(curated) in left:
+                found[left[UseId.of(curated)]] = (message, curated)
     return found
 
 
-def _search_topic(run: Run, topic: str, astray: dict[UseId, GroupUse]) -> dict[GroupUse, Read]:
-    found = {}
-    for message in read_all(run.connection, [topic]):
-        curated = read_own(message, CuratedGroup, run.run_id)
-        if curated is not None and UseId.of(curated) in astray:
-            found[astray[UseId.of(curated)]] = (message, curated)
-    return found
+def add_payloads(run: Run, topic: str, found: Mapping[GroupUse, Read]) -> dict[GroupUse, Read]:
+    """Return the records; those of replays get the groups of their first uses, or are left out if these are gone."""
+    replays = {use: replay_of(*read) for use, read in found.items() if read[1].use and not read[1].group}
+    firsts = find_first_uses(run.connection, topic, run.run_id, replays.values())
+    whole_ones = {use: read for use, read in found.items() if use not in replays}
+    for use, replay in replays.items():
+        first = read_own(firsts[replay], CuratedGroup, run.run_id) if replay in firsts else None
+        if first is not None:
+            message, curated = found[use]
+            whole_ones[use] = message, complete_replay(curated, first)
+    return whole_ones
