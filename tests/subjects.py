@@ -42,7 +42,7 @@ SUBJECTS = {
     "containers": "Kafka and MinIO in containers, with faults on the way; needs Docker",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
     "model": "a small world of the protocol, explored exhaustively",
-    "mutants": "every protection taken out, to see that tests turn red",
+    "mutants": "the protection of every promise taken out, to see that tests turn red",
     "faults": "kills, freezes and pauses of every component at every moment",
     "sglang": "the engine over real SGLang servers, which are installed for it",
     "vllm": "the engine over real vLLM servers, which are installed for it",

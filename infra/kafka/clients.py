@@ -36,7 +36,8 @@ MESSAGE_BYTES = 8 << 20
 READ_BUFFER_KIB = 32 * 1024
 TRANSACTION_TIMEOUT_MS = 10_000
 MOST_IN_FLIGHT = 5
-"""Most requests in flight on a connection: for so many a broker remembers sequence numbers (KIP-98)."""
+"""Most requests in flight on a connection: for so many a broker remembers sequence numbers (KIP-98). With fewer, a
+transaction over a far broker would take too long."""
 QUICK_RETRY = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 50, "reconnect.backoff.max.ms": 1000}
 LINES_ASKED_FOR = {"debug", "log_level"}
 

@@ -12,7 +12,6 @@ from test_large_objects import (
     behind,
     between,
     direct,
-    test_a_fetch_from_a_killed_store_leaves_no_file_and_the_next_one_is_whole,
     test_an_object_of_several_parts_is_sent_once,
     test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_seen_before,
     test_of_an_upload_that_is_broken_off_nothing_is_left,
@@ -27,7 +26,6 @@ from test_run_loop import (
     test_a_reader_waits_for_a_transaction_that_is_still_open,
     test_a_record_that_was_aborted_is_not_there,
     test_a_second_writer_of_the_same_id_fences_the_first,
-    test_a_state_is_restored_from_its_snapshot_and_the_records_after_it,
     test_every_record_is_counted_exactly_once_over_kills_and_joins,
 )
 from test_servers import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -84,11 +83,6 @@ def version(run: Run) -> int:
     """Newest published version; -1 before the first."""
     found = [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("solver")])]
     return max((event.version for event in found), default=-1)
-
-
-def end_one(process: subprocess.Popen[bytes], component: str, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to the one process of a component."""
-    the_one(process, component).send_signal(number)
 
 
 @contextmanager

@@ -3,55 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import UNLEARNED, headrace
-from test_faults import children, end_one, joined, started, suspended, until, version
+from command import UNLEARNED
+from test_faults import joined, started, suspended, until, version
 
 from headrace.infra.kafka.clients import Message, open_producer
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
-from headrace.infra.weights.paths import DELTA, WHOLE
 from headrace.ops.opened_run import open_run
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
-from headrace.schemas.records import DeadLetter, TrajectoryGroup, WeightsPublished
+from headrace.schemas.records import DeadLetter, TrajectoryGroup
 
-STEPS, LOST = 12, 5
+STEPS = 12
 FAR = 900
-
-
-def events(run: Run) -> list[WeightsPublished]:
-    return [codec.decode(m.value, WeightsPublished) for m in read_all(run.connection, [run.topics.weights("solver")])]
-
-
-@pytest.mark.faults
-def test_a_run_whose_fifth_delta_is_lost_and_whose_worker_is_killed_comes_to_its_last_version(tmp_path: Path) -> None:
-    data, summary = tmp_path / "data", tmp_path / "summary.json"
-    words = ("up", "arithmetic", "--data", data, "--summary", summary, "--plain", *UNLEARNED)
-    words = (*words, "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0", "--set", "store.cache_gib=0")
-    words = (*words, "--set", "trainer.anchor_share=1000")
-    with started(tmp_path / "up.txt", *words) as up:
-        run = joined(data)
-        until(lambda: version(run) >= LOST, f"version {LOST} is published")
-        [lost] = [event for event in events(run) if (event.kind, event.version) == (DELTA, LOST)]
-        assert lost.weights is not None
-        run.store.delete(lost.weights.key)
-        end_one(up, "rollout")
-        code = up.wait(300)
-    assert code == 0, (tmp_path / "up.txt").read_text()
-    assert json.loads(summary.read_text())["versions"] == STEPS
-    log = (data / "logs" / "train-solver.log").read_text()
-    assert "weights.lost" in log
-    assert f"the delta of version {LOST}" in log
-    with open_run(None, data) as opened:
-        assert any(event.kind == WHOLE for event in events(opened.run))
-    audit = headrace("audit", "--data", data)
-    assert audit.returncode == 1, "that the object is lost is told, though the run got over it"
-    assert f"version {LOST} of solver" in audit.stdout
 
 
 def number_of(message: Message) -> int:
@@ -96,33 +64,3 @@ def test_a_run_of_which_every_partition_is_poisoned_ends_with_the_poisoned_group
         topic = opened.run.topics.dead_letters
         dead = [codec.decode(m.value, DeadLetter) for m in read_all(opened.run.connection, [topic])]
     assert {letter.reason for letter in dead} == {"time_travel"}
-
-
-@pytest.mark.faults
-def test_a_store_that_is_frozen_costs_no_more_rollouts_than_may_be_open_and_the_run_goes_on_when_it_answers(
-    tmp_path: Path,
-) -> None:
-    data, summary = tmp_path / "data", tmp_path / "summary.json"
-    words = ("up", "arithmetic", "--data", data, "--summary", summary, "--plain", *UNLEARNED)
-    words = (*words, "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0")
-    with started(tmp_path / "up.txt", *words) as up:
-        run = joined(data)
-        until(lambda: version(run) >= 3, "version 3 is published")
-        [store] = [one for one in children(up.pid) if str(data / "store") in " ".join(one.cmdline())]
-        store.suspend()
-        at, issued = time.monotonic(), issued_of(run)
-        try:
-            until(lambda: time.monotonic() - at > 25, "the store is frozen for a while")
-            burnt = issued_of(run) - issued
-        finally:
-            store.resume()
-        code = up.wait(300)
-    trainer = run.recipe.trainer_of("solver")
-    most_open = (trainer.max_staleness + 1) * trainer.groups_per_batch
-    assert burnt <= 4 * most_open, "what was dropped for want of signal was issued again, and no more"
-    told = json.loads(summary.read_text())
-    assert (code, told["versions"], told["audit"]["ok"]) == (0, STEPS, True), (tmp_path / "up.txt").read_text()
-
-
-def issued_of(run: Run) -> int:
-    return sum(1 for _ in read_all(run.connection, [run.topics.tasks("sums")]))

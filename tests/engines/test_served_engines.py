@@ -18,7 +18,6 @@ import pytest
 from cpu_servers import ARGUMENTS, ENVIRONMENT
 from install_servers import KINDS, find_python
 from made_models import (
-    CONTEXT,
     PROMPT,
     SAME,
     TOKENIZER,
@@ -32,7 +31,7 @@ from made_models import (
 
 from headrace.envs.contract import Generation
 from headrace.infra.recipe.settings import Rollout
-from headrace.producers.engines.contract import EngineError, Sampling, VersionGone
+from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.engines.served import generation_server
 from headrace.producers.engines.served.served_engine import ServedEngine
@@ -101,18 +100,6 @@ def own_process(engine: ServedEngine) -> psutil.Process:
     return psutil.Process(server._process.pid)
 
 
-def test_log_probabilities_are_those_of_a_plain_forward_pass(engine: ServedEngine) -> None:
-    samplings = [
-        Sampling(max_tokens=100),
-        Sampling(max_tokens=100, temperature=0.7),
-        Sampling(max_tokens=50, temperature=0.0),
-    ]
-    for sampling in samplings:
-        [made] = run(engine.generate("solver", PROMPT, sampling, seed=0))
-        assert 0 < len(made.ids) == len(made.logprobs)
-        assert find_gap(MODELS, PROMPT, made, sampling.temperature or 1.0) < SAME
-
-
 def test_filters_do_to_log_probabilities_what_the_convention_says(engine: ServedEngine) -> None:
     for filters in ({"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.7}, {"top_p": 0.9, "top_k": 5, "min_p": 0.01}):
         sampling = Sampling(max_tokens=100, temperature=0.7, **filters)  # type: ignore[arg-type] # mixed kinds
@@ -125,29 +112,6 @@ def test_filters_do_to_log_probabilities_what_the_convention_says(engine: Served
         assert abs(masked - tempered).max() > 0.01
 
 
-def test_a_generation_ends_where_it_is_asked_to_and_what_ended_it_is_in_it(engine: ServedEngine) -> None:
-    greedy = Sampling(max_tokens=40, temperature=0.0)
-    [whole] = run(engine.generate("solver", PROMPT, greedy, seed=0))
-    stop = int(whole.ids[5])
-    first = whole.ids.tolist().index(stop)
-    text = TOKENIZER.decode(whole.ids[3:5])
-    asked = [replace(greedy, stop_ids=(stop,)), replace(greedy, stop=(text,)), replace(greedy, max_tokens=7)]
-    by_id, by_text, by_length = run(*(engine.generate("solver", PROMPT, one, seed=0) for one in asked))
-    assert by_id.ids.tolist() == whole.ids[: first + 1].tolist()
-    assert TOKENIZER.decode(by_text.ids).endswith(text)
-    assert [one.finish_reason for one in (by_id, by_text, by_length)] == ["stop", "stop", "length"]
-    assert len(by_length.ids) == 7
-
-
-def test_the_context_cuts_a_generation_and_refuses_a_prompt_alone(engine: ServedEngine) -> None:
-    prompt = (PROMPT * CONTEXT)[: CONTEXT - 3]
-    [cut] = run(engine.generate("solver", prompt, LONG, seed=0))
-    assert len(cut.ids) <= 3
-    for ids, why in ((prompt + PROMPT, "leaves no room"), ([10**6], "ids of the model's vocabulary")):
-        with pytest.raises(EngineError, match=why):
-            run(engine.generate("solver", ids, LONG, seed=0))
-
-
 def test_a_deadline_keeps_what_is_made_until_then(engine: ServedEngine) -> None:
     most = replace(LONG, max_tokens=1000)
     # Several: a server on two busy cores may read one order after seconds, when all is made.
@@ -155,50 +119,6 @@ def test_a_deadline_keeps_what_is_made_until_then(engine: ServedEngine) -> None:
     ended = [made for made in found if made.finish_reason == "cancelled"]
     assert ended
     assert all(len(made.ids) < 1000 and find_gap(MODELS, PROMPT, made) < SAME for made in ended)
-
-
-def test_of_twenty_swaps_under_sixty_four_requests_every_token_has_the_version_that_made_it(
-    engine: ServedEngine,
-) -> None:
-    begin, swaps = newest(engine), 20
-
-    async def play() -> list[tuple[list[int], Generation]]:
-        async def swap() -> list[tuple[list[int], Generation]]:
-            found = []
-            for version in range(begin + 1, begin + swaps + 1):
-                await asyncio.to_thread(load, engine, version)
-                some = Sampling(max_tokens=20)  # tokens of each version, whatever the pace
-                found.append((PROMPT, await engine.generate("solver", PROMPT, some, seed=version)))
-            return found
-
-        async def ask(number: int) -> list[tuple[list[int], Generation]]:
-            found = []
-            while not swapping.done():
-                prompt = PROMPT[number % 5 :]
-                found.append((prompt, await engine.generate("solver", prompt, LONG, seed=number, session=number)))
-            return found
-
-        swapping = asyncio.create_task(swap())
-        return [pair for some in await asyncio.gather(swapping, *map(ask, range(64))) for pair in some]
-
-    found = asyncio.run(play())
-    assert newest(engine) == begin + swaps
-    assert {version for _, made in found for version, _ in made.version_runs} >= set(range(begin + 1, begin + swaps))
-    assert sum(len(made.version_runs) > 1 for _, made in found) > 20
-    assert max(find_gap(MODELS, prompt, made) for prompt, made in found) < 10 * SAME
-    # Other weights would have been noticed.
-    prompt, made = next(pair for pair in found if len(pair[1].version_runs) > 1)
-    others = compute_logprobs(MODELS[begin], [*prompt, *made.ids.tolist()], len(made.ids))
-    assert abs(others - made.logprobs).max() > 0.1
-
-
-def test_a_cached_prefix_is_forgotten_when_weights_change(engine: ServedEngine) -> None:
-    prompt = PROMPT * 8
-    for _ in range(2):
-        load(engine, newest(engine) + 1)
-        for made in run(*(engine.generate("solver", prompt, Sampling(max_tokens=20), seed=0) for _ in range(2))):
-            assert {version for version, _ in made.version_runs} == {newest(engine)}
-            assert find_gap(MODELS, prompt, made) < SAME
 
 
 @pytest.mark.sglang
@@ -222,37 +142,6 @@ def test_the_turns_of_an_episode_find_their_prefix_in_one_of_two_servers(tmp_pat
         could_find = asyncio.run(play_all(engine))
         found = engine.stats().reused_tokens / could_find
         assert found >= 0.95, found
-
-
-def test_an_exact_version_is_held_in_a_server_of_its_own_while_training_goes_on(engine: ServedEngine) -> None:
-    held = newest(engine)
-    engine.hold("solver", held)
-
-    async def both() -> list[Generation]:
-        exact = asyncio.create_task(engine.generate("solver", PROMPT, LONG, seed=0, version=held))
-        await asyncio.to_thread(load, engine, held + 1)
-        return [await exact, await engine.generate("solver", PROMPT, LONG, seed=0)]
-
-    exact, trained = asyncio.run(both())
-    assert {version for version, _ in exact.version_runs} == {held}
-    assert {version for version, _ in trained.version_runs} == {held + 1}
-    assert max(find_gap(MODELS, PROMPT, exact), find_gap(MODELS, PROMPT, trained)) < SAME
-    with pytest.raises(EngineError, match="already holds versions"):
-        engine.hold("solver", held + 7, weights_of(make_model(held + 7)))
-    engine.release("solver", held)
-    with pytest.raises(VersionGone):
-        run(engine.generate("solver", PROMPT, LONG, seed=0, version=held))
-
-
-def test_weights_that_do_not_fit_never_reach_a_server(engine: ServedEngine) -> None:
-    before = newest(engine)
-    weights = weights_of(make_model(1))
-    name = next(iter(weights))
-    for wrong, why in (({**weights, "more": weights[name]}, "unknown"), ({name: weights[name]}, "missing")):
-        with pytest.raises(EngineError, match=why):
-            engine.load("solver", before + 1, wrong)
-    assert newest(engine) == before
-    assert run(engine.generate("solver", PROMPT, LONG, seed=0))[0].version_runs[0][0] == before
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])

@@ -1,9 +1,10 @@
-"""Takes out one protection after the other, and sees that a test turns red: no protection is untested.
+"""Takes out one protection of a promise after the other, and sees that a test turns red.
 
-The list is in `mutants/`, a file for each room and a paragraph for each mutant: its name and the protection, the file,
-the lines that go (`-`) and those that come for them (`+`), and the test that must notice. What goes stands in the file
-exactly once, and may begin and end within a line. Only that test runs, in a copy of this tree, on one Kafka and one
-store for all mutants. That it passes in the tree as it is, is what every other run of the tests shows.
+The list is short: it holds the promises of docs/promises.md and docs/design.md, each broken in ways of its own. It is
+in `mutants/`, a file for each room and a paragraph for each mutant: its name and the protection, the file, the lines
+that go (`-`) and those that come for them (`+`), and the test that must notice. What goes stands in the file exactly
+once, and may begin and end within a line. Only that test runs, in a copy of this tree, on one Kafka and one store for
+all mutants. That it passes in the tree as it is, is what every other run of the tests shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every protection is one that something tests: taken out, a test turns red."""
+"""Every promise is one that something tests: its protection taken out, a test turns red."""
 
 from __future__ import annotations
 

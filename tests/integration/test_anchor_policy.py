@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from made_run import make_run, tiny_recipe
 
 from headrace.infra.store.object_cache import Uncached
-from headrace.infra.store.object_store import ObjectStore, StoreUnavailable
+from headrace.infra.store.object_store import ObjectStore
 from headrace.infra.weights.paths import ANCHOR, DELTA, WHOLE, list_claims, size_of
 from headrace.infra.weights.policy_weights import PolicyWeights
 from headrace.infra.weights.tensors import Tensor, hash_weights
@@ -88,17 +87,6 @@ def load_version(store: ObjectStore, ways: list[WeightsPublished]) -> str:
 
 
 @pytest.mark.weights
-def test_nothing_is_published_once_more_while_all_objects_are_there(
-    bootstrap: str, store: ObjectStore, run_name: str
-) -> None:
-    published = Published(bootstrap, store, run_name)
-    for _ in range(3):
-        published.next()
-    assert published.uploader.reupload_lost_version(read=False) is None
-    assert published.uploader.reupload_lost_version(read=True) is None
-
-
-@pytest.mark.weights
 @pytest.mark.parametrize("lost", range(4))
 def test_a_version_to_which_an_object_is_lost_is_published_whole_and_the_next_deltas_lead_on_from_there(
     bootstrap: str, store: ObjectStore, run_name: str, lost: int
@@ -131,13 +119,3 @@ def test_an_object_that_was_altered_shows_when_it_is_read_and_the_same_one_is_st
     whole = published.uploader.reupload_lost_version(read=True)
     assert whole is not None
     assert load_version(store, [*events, whole, published.next()])
-
-
-@pytest.mark.weights
-def test_a_store_that_is_away_is_no_loss(bootstrap: str, store: ObjectStore, run_name: str) -> None:
-    published = Published(bootstrap, store, run_name)
-    published.next()
-    nowhere = replace(store.address, endpoint="127.0.0.1:9")
-    published.uploader._run = replace(published.uploader._run, store_address=nowhere)
-    with pytest.raises(StoreUnavailable):
-        published.uploader.reupload_lost_version(read=False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -23,8 +21,6 @@ from patience import PATIENCE_S
 from said import say
 from test_redrive import curating
 
-from headrace.infra.archive.container import ContainerWriter
-from headrace.infra.archive.manifest import ArchiveCorrupt
 from headrace.infra.archive.reading import Archive
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka import topic_reader
@@ -35,7 +31,7 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import report
 from headrace.ops.offline import archiver
-from headrace.ops.offline.archiver import NoRoom, archive
+from headrace.ops.offline.archiver import archive
 from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.replayer import replay
 from headrace.ops.plain_json import plain
@@ -194,29 +190,6 @@ def test_weights_are_copied_with_the_records_that_name_them_unless_they_are_larg
 
 
 @pytest.mark.tools
-def test_a_full_disk_is_told_and_what_was_archived_stands(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    roll_out(run, range(GROUPS))
-    archive(run, tmp_path)
-    before = archived(tmp_path, run.topics.trajectories("solver"))
-    roll_out(run, range(GROUPS, 2 * GROUPS))
-
-    def full(_: ContainerWriter) -> tuple[str, int]:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ContainerWriter, "close", full)
-        with pytest.raises(NoRoom, match="free some space, and give the command again"):
-            archive(run, tmp_path)
-
-    assert archived(tmp_path, run.topics.trajectories("solver")) == before
-    archive(run, tmp_path)
-    names = [run.topics.trajectories("solver"), run.topics.tasks("sums")]
-    assert archived(tmp_path, *names) == there(run, *names)
-
-
-@pytest.mark.tools
 def test_what_was_deleted_before_it_was_archived_is_told(run: Run, tmp_path: Path) -> None:
     roll_out(run, range(GROUPS))
     admin = get_admin(run.connection)
@@ -296,53 +269,12 @@ def test_a_replay_refuses_topics_that_hold_anything_else(run: Run, keys: None, t
         replay(tmp_path, str(run.address), None, ["tasks.sums"])
 
 
-@pytest.mark.tools
-def test_a_damaged_file_ends_curating_and_replaying_and_nothing_is_taken_for_whole(
-    run: Run, keys: None, tmp_path: Path
-) -> None:
-    roll_out(run, range(GROUPS))
-    archive(run, tmp_path / "a")
-    path = min((tmp_path / "a" / "topics" / run.topics.trajectories("solver") / "2").iterdir())
-    data = path.read_bytes()
-    path.write_bytes(data[:-40] + bytes([data[-40] ^ 4]) + data[-39:])
-    delete_topics(run)
-
-    with pytest.raises(ArchiveCorrupt, match=path.name):
-        curate_offline(tmp_path / "a", None, None, tmp_path / "out")
-    with pytest.raises(ArchiveCorrupt, match=path.name):
-        replay(tmp_path / "a", str(run.address), None)
-
-    assert not (tmp_path / "out").exists()
-    assert not there(run, run.topics.recipe), "the recipe comes last: nobody joins half a run"
-
-
 # --------------------------------------------------------------------------------------------------------- command line
 
 
 def headrace(*words: str | Path) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "headrace", *map(str, words)]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-
-
-@pytest.mark.tools
-def test_the_commands_answer_people_and_programs(run: Run, tmp_path: Path) -> None:
-    roll_out(run, range(GROUPS))
-
-    done = headrace("archive", "--run", str(run.address), "--out", tmp_path / "a", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["topics"]["trajectories.solver"]["new_records"] == GROUPS + 2
-    done = headrace("archive", "--run", str(run.address), "--out", tmp_path / "a")
-    assert "trajectories.solver" in done.stdout
-    done = headrace("offline", "curate", "--from", tmp_path / "a", "--out", tmp_path / "c", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout).keys() >= {"read", "kept", "dropped", "again", "sha256"}
-    done = headrace("replay", tmp_path / "a", "--data", tmp_path / "again")
-    assert done.returncode == 0, done.stderr
-    assert "trajectories.solver" in done.stdout
-    done = headrace("audit", "--data", tmp_path / "again", "--no-store", "--json")
-    assert json.loads(done.stdout)["groups"]
-    done = headrace("replay", tmp_path / "none", "--data", tmp_path / "more")
-    assert (done.returncode, "is not an archive" in done.stderr) == (2, True)
 
 
 @pytest.mark.tools

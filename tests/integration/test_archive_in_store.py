@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -168,18 +166,6 @@ def test_who_puts_a_manifest_beside_another_of_its_number_takes_it_back_and_is_t
     assert location_of(location).read_manifest() == theirs
 
 
-@pytest.mark.tools
-def test_who_was_overtaken_so_long_ago_that_the_other_manifest_is_gone_is_told(run: Run, location: str) -> None:
-    """No other manifest has its number any more: only its not being the newest tells."""
-    overtaken, other = location_of(location), location_of(location)
-    for number in range(MOST_MANIFESTS + 2):
-        other.replace_manifest(b"%d" % number)
-    newest = location_of(location).read_manifest()
-    with pytest.raises(ArchiveBusy, match="another process has archived into"):
-        overtaken.replace_manifest(b"of one that knows of none")
-    assert location_of(location).read_manifest() == newest
-
-
 def _named(location: InStore, data: bytes) -> locations.StoredObject:
     sha256 = hashlib.sha256(data).hexdigest()
     key = f"{location.address.prefix}manifests/{1:010}-{sha256}.json"
@@ -205,23 +191,6 @@ def test_old_manifests_go_and_so_does_what_a_killed_writer_left_long_ago(
     archive(run, location)
     assert left not in keys(location)
     assert archived(location, *names(run)) == there(run, *names(run))
-
-
-REFUSED: list[tuple[Callable[[Run], str], str]] = [
-    (lambda run: f"s3://{run.store_address.bucket}", "must name a bucket, and a prefix that only this archive uses"),
-    (lambda run: f"store:{run.store_address.prefix}archive", "overlaps the objects of run"),
-    (lambda run: "http://127.0.0.1:1", "is not an object store's address"),
-    (lambda run: f"store:others-{run.address.run}", "is not an archive and is not empty"),
-]
-
-
-@pytest.mark.tools
-@pytest.mark.parametrize(("where", "told"), REFUSED)
-def test_a_place_that_cannot_be_is_told(run: Run, where: Callable[[Run], str], told: str) -> None:
-    with ObjectStore(replace(run.store_address, prefix=f"others-{run.address.run}/")) as store:
-        store.put(b"weights of others", "weights")
-    with pytest.raises(UsageError, match=told):
-        archive(run, where(run))
 
 
 @pytest.mark.tools

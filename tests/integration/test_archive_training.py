@@ -95,22 +95,3 @@ def test_batches_cut_anew_are_the_same_every_time_and_other_settings_are_not(who
     shown = command(tmp_path, "offline", "train", "--from", str(whole), "--out", str(tmp_path / "fourth"))
     assert "grad norm" in shown.out
     assert found["weights_hash"] in shown.out
-
-
-@pytest.mark.tools
-def test_an_archive_without_a_checkpoint_begins_at_another_or_at_a_folder(
-    trained: Run, whole: Path, tmp_path: Path
-) -> None:
-    archive(trained, tmp_path / "plain", with_weights=False)
-    _, expected = train(tmp_path, whole, "whole")
-
-    _, elsewhere = train(tmp_path, tmp_path / "plain", "begun", "--start", str(whole))
-    assert elsewhere["weights_hash"] == expected["weights_hash"]
-
-    _, fresh = train(tmp_path, tmp_path / "plain", "fresh")
-    assert fresh["start"] == "a new model, seed 1"
-    assert fresh["weights_hash"] == expected["weights_hash"], "the run had begun with that model too"
-
-    answer, _ = train(tmp_path, tmp_path / "plain", "none", "--start", str(tmp_path / "plain"))
-    assert (answer.code, "archive --with-weights" in answer.err) == (2, True)
-    assert not (tmp_path / "none").exists()

@@ -283,17 +283,3 @@ def test_a_damaged_version_is_never_served_and_the_worker_says_why_and_heals(
     assert scene.play_one() == (scene.newest.number,) * 2
     if row.mend is not None:
         until(lambda: not scene.audit_says(row), f"the audit says {row.audit} no more")
-
-
-@pytest.mark.weights
-def test_a_worker_that_is_too_far_behind_starts_no_task_until_it_has_healed(scene: Scene, good: Version) -> None:
-    for _ in range(BEHIND):
-        scene.announce(scene.delta(scene.newest))
-    until(lambda: scene.status().state == "behind", "the worker is too far behind")
-    number, scene.played = scene.played, scene.played + 1
-    say(scene.run, *tasks(scene.run, [number]))
-    healed = scene.publish_anchor()
-    assert scene.play_one() == (healed.number,) * 2
-    groups = read_all(scene.run.connection, [scene.run.topics.trajectories("solver")])
-    stamps = {stamp.number: stamp for stamp in (Stamp.from_headers(message.headers) for message in groups)}
-    assert (stamps[number].min_version, stamps[number].max_version) == (healed.number,) * 2

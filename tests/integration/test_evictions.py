@@ -101,26 +101,6 @@ def test_evictions_are_told_once_by_incarnations_that_are_fenced_and_by_those_th
     assert (outcomes(run) + trained(run)).total() == 6
 
 
-@pytest.mark.training
-def test_a_letter_is_written_once_by_incarnations_of_which_each_does_nothing_else(
-    bootstrap: str, store: ObjectStore, run_name: str
-) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name))
-    say(run, Outgoing(run.topics.curated("solver"), b"garbage", partition=0))
-    with training(run) as (trainer, writer):
-        said = outgoing(trainer, bool)
-        writer.begin()
-        writer.produce(said)
-        writer.commit()
-    kept = curated(run, range(3))  # too few for a version
-    say(run, *kept)
-    with training(run) as (trainer, _):
-        assert outgoing(trainer, lambda _: 0 < len(trainer.scheduler.window) == len(kept)) == [], (
-            "it reads on behind the letter"
-        )
-    assert [letter.reason for letter in listing(run)] == ["undecodable"]
-
-
 def by_newer_build(run: Run, one: Outgoing) -> tuple[Outgoing, RecipeRevision]:
     """The curated group in a schema that nobody else has, and the word that tells the schema."""
     schema, out = schema_of(CuratedGroup), io.BytesIO()

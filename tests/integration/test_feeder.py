@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -22,17 +22,14 @@ from said import say
 from headrace.consumers.evaluate.evaluator import Evaluator, open_evaluator
 from headrace.envs.arithmetic import ALPHABET
 from headrace.envs.payload import problem_from_json
-from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced, Message, Outgoing, open_consumer
 from headrace.infra.kafka.run_loop import Component, run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import MustRestart
-from headrace.infra.run.run import Run, join, read_revisions
+from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.audit.report import report
-from headrace.ops.plain_json import plain
 from headrace.producers.feed.feeder import Feeder, open_feeder
 from headrace.producers.feed.overdue import MOST_ATTEMPTS
 from headrace.schemas import codec
@@ -189,23 +186,6 @@ def test_exactly_the_paced_number_is_issued_and_more_as_numbers_conclude(make: C
     assert problem_from_json(task.payload).tier == "sum1"
 
 
-@pytest.mark.rollout
-def test_tasks_have_a_partition_count_of_their_own(make: Callable[..., Run]) -> None:
-    run = make(
-        kafka={"partitions": 2, "task_partitions": 5},
-        evaluate={"every": 4, "problems": 6, "samples": 1},
-        feed={"reissue_after_s": 0.2},
-    )
-    say(run, weights(run, 0))
-    feed_until(run, lambda feeder: full(feeder) and bool(feeder.state.evaluating.tasks))
-    assert Counter(partition for partition, _ in tasks(run)) == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1}
-    assert Counter(partition for partition, _ in tasks(run, eval_stream("sums"))) == {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}
-    say(run, *[replace(outcome(run, n, "kept"), partition=n % 2) for n in range(QUOTA - 1)])
-    commit_all_tasks(run)
-    with feeding(run) as (feeder, writer):  # the last one's group was to be on the second partition of two
-        drive(feeder, writer, lambda: any(t.attempt for t in feeder.state.pacing.tasks.values()))
-
-
 def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given_twice(
     make: Callable[..., Run],
 ) -> None:
@@ -227,56 +207,12 @@ def test_over_kills_in_the_middle_of_a_transaction_no_number_is_skipped_or_given
 
 
 @pytest.mark.rollout
-def test_a_feeder_that_dies_before_and_after_it_heard_of_a_swap_gives_every_number_one_revision(
-    make: Callable[..., Run],
-) -> None:
-    run = make()
-    feed_until(run, full)
-    later = tiny_recipe(run.address.run, curate={"chain": ["validate"]})
-    first = read_revisions(run.address)[0]
-    for round_, heard_of_it in enumerate((False, True, True)):
-        say(run, *[outcome(run, number, revision=int(round_ > 1)) for number in range(round_ * 4, round_ * 4 + 4)])
-        with feeding(join(run.address)) as (feeder, writer):
-            if round_ == 1:
-                swapped = replace(first, revision=1, recipe=later.to_json(), swapped=True)
-                say(run, Outgoing(run.topics.recipe, codec.encode(swapped), b"1", partition=0))
-            while feeder.state.pacing.count_open("solver") > QUOTA - 4 or feeder.state.revision.revision < heard_of_it:
-                for message in feeder.poll(Stopwatch()):
-                    assert list(feeder.handle(message)) == []
-            write(feeder, writer)  # and no commit: a successor takes over while the transaction is open
-            feed_until(join(run.address), full)
-    assert {task.number: task.revision for _, task in tasks(run)} == {
-        **dict.fromkeys(range(QUOTA + 4), 0),
-        **dict.fromkeys(range(QUOTA + 4, QUOTA + 12), 1),
-    }
-    assert plain(report(run))["revisions"] == {"sums": [[0, 0], [1, QUOTA + 4]]}, (
-        "the feeder's word of it, as the audit reads it"
-    )
-
-
-@pytest.mark.rollout
-def test_a_curriculum_and_raised_tiers_at_once_are_refused(make: Callable[..., Run]) -> None:
-    run = make(feed={"selector": "tiers", "raise_tier": True})
-    with (
-        pytest.raises(UsageError, match=r"raise_tier and the selector tiers of feed.selector both choose the tier"),
-        feeding(run),
-    ):
-        pass
-
-
-@pytest.mark.rollout
 def test_a_feeder_knows_all_that_was_said_before_it_plans(make: Callable[..., Run]) -> None:
     run = make()
     feed_until(run, full)
     say(run, *[outcome(run, number) for number in range(QUOTA)], *[weights(run, 0)] * 600)
     with feeding(run) as (feeder, _):
         assert len(feeder.poll(Stopwatch())) >= QUOTA + 600, "one poll takes 256 at most, but for the first"
-
-
-@pytest.mark.rollout
-def test_a_turn_that_is_undone_asks_for_a_new_start(make: Callable[..., Run]) -> None:
-    with feeding(make()) as (feeder, _), pytest.raises(MustRestart):
-        feeder.rewind()
 
 
 def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tasks_are_deleted(
@@ -296,32 +232,6 @@ def test_a_number_that_the_workers_passed_in_silence_is_asked_again_and_done_tas
     assert (again[0].payload, again[0].seed) == (before[7].payload, before[7].seed)
     assert {task.number for _, task in left} == {7, 8}  # 0 to 6 were deleted; 8 followed the drop of 6
     assert report(run, use_store=False).policies["solver"].issued == QUOTA + 1
-
-
-@pytest.mark.rollout
-def test_nothing_is_asked_again_while_its_group_waits_for_a_curator(make: Callable[..., Run]) -> None:
-    run = make(feed={"reissue_after_s": 0.2})
-    feed_until(run, full)
-    topic = run.topics.trajectories("solver")
-    say(run, *[Outgoing(topic, b"a group", partition=partition) for partition in (0, 1)])
-    with closing(TransactionalWriter(run.connection, run.address.run)) as other:
-        other.begin()
-        other.produce([Outgoing(topic, b"a record that is aborted", partition=3)])
-        other.flush()
-        other.abort()
-    commit_all_tasks(run)
-    curators = open_consumer(run.connection, "test", run.topics.curate_group("solver"))
-    curators.commit(offsets=[TopicPartition(topic, 1, 1)], asynchronous=False)
-    curators.close()
-    with feeding(run) as (feeder, writer):
-        seen: list[dict[int, int]] = []
-
-        def looked_often() -> bool:
-            seen.append({group.number % 4: task.attempt for group, task in feeder.state.pacing.tasks.items()})
-            return len(seen) > 30 and min(seen[-1][partition] for partition in (1, 2, 3)) > 0
-
-        drive(feeder, writer, looked_often)
-    assert seen[-1][0] == 0, "its curator has read nothing"
 
 
 @pytest.mark.rollout
@@ -345,18 +255,6 @@ def test_a_number_that_stays_without_an_answer_ends_as_a_dead_letter(make: Calla
     assert max(attempts) == (7, MOST_ATTEMPTS - 1)
     assert codec.decode(letters[0].value, Task).attempt == MOST_ATTEMPTS - 1, "it can be sent back"
     assert report(run, use_store=False).policies["solver"].dead == 1
-
-
-@pytest.mark.rollout
-def test_a_commit_of_an_earlier_run_passes_over_no_number(make: Callable[..., Run]) -> None:
-    run = make()
-    feed_until(run, full)
-    commit_all_tasks(run, metadata='{"run":"an earlier one"}')
-    with feeding(run) as (feeder, _):
-        feeder._commits._delete_due = 0.0
-        feeder._commits.find_overdue(feeder.state)
-        assert list(feeder.state.pacing.find_passed(feeder._commits._fetch_committed("sums"))) == []
-    assert numbers(run) == list(range(QUOTA)), "nor is one deleted"
 
 
 def test_what_cannot_be_read_becomes_one_dead_letter_and_concludes_its_number(make: Callable[..., Run]) -> None:
@@ -398,13 +296,6 @@ def test_worked_examples_are_stored_and_announced_once(make: Callable[..., Run])
     lines = [json.loads(line) for line in run.get(claim).decode().splitlines()]
     assert len(lines) == 20
     assert all(set(line) == {"prompt", "completion"} and line["completion"].startswith("\\boxed") for line in lines)
-
-
-@pytest.mark.rollout
-def test_a_recipe_that_asks_for_more_than_there_is_is_refused(make: Callable[..., Run]) -> None:
-    run = make(evaluate={"problems": 100_000_000})
-    with pytest.raises(UsageError, match=r"evaluate\.problems is 100000000"), feeding(run):
-        pass
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluator

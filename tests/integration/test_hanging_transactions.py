@@ -8,17 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from patience import PATIENCE_S
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka import last_commit
 from headrace.infra.kafka.clients import Connection, Outgoing
 from headrace.infra.kafka.cluster_topics import find_held_back
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process.signals import MustRestart
 
 QUICK = {"transaction.timeout.ms": "1000"}
 AT_ONCE = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "1"}
@@ -57,45 +53,3 @@ def test_what_hangs_is_ended_before_anything_is_written_and_never_committed_with
             writer.commit()
         assert [message.value for message in read_all(connection, [topic])] == [b"committed"]
         assert find_held_back(connection, [topic]) == []
-
-
-@pytest.mark.kafka
-def test_a_writer_whose_last_transaction_stays_hidden_is_built_anew_and_one_that_readers_get_past_is_not(
-    bootstrap: str, run_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for limit in ("QUIET_S", "MISSING_S", "LOOK_EVERY_S"):
-        monkeypatch.setattr(last_commit, limit, 0.0)
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(run_name, 1, 1)])[run_name].result(120)
-    hiding = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{run_name}.open"})
-    hiding.init_transactions(60)
-    hiding.begin_transaction()
-    hiding.produce(run_name, b"open", partition=0)
-    assert hiding.flush(60) == 0
-
-    def begun(value: bytes) -> TransactionalWriter:
-        writer = TransactionalWriter(Connection(bootstrap), f"{run_name}.{value.decode()}")
-        writer.begin()
-        writer.produce([Outgoing(run_name, value, partition=0)])
-        writer.flush()
-        return writer
-
-    def committed(value: bytes) -> TransactionalWriter:
-        writer = begun(value)
-        writer.commit()
-        return writer
-
-    with closing(committed(b"hidden")) as writer, pytest.raises(MustRestart, match=r"the end of the last commit to .*"):
-        writer.refuse_hanging_commit()
-    with closing(begun(b"aborted")) as writer:
-        writer.abort()
-        with pytest.raises(MustRestart, match=r"the end of the last abort to .*"):
-            writer.begin()
-    hiding.abort_transaction(60)
-    with closing(committed(b"read")) as writer:
-        assert [message.value for message in read_all(Connection(bootstrap), [run_name])] == [b"hidden", b"read"]
-        writer.refuse_hanging_commit()
-    monkeypatch.setattr(last_commit, "MISSING_S", PATIENCE_S)
-    with closing(begun(b"aborted")) as writer:
-        writer.abort()
-        writer.begin()

@@ -17,11 +17,9 @@ from test_archive import curate_live, delete_topics
 
 from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.infra.kafka.clients import Outgoing
-from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.run import Run, read_revisions
+from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.offline.archiver import archive
 from headrace.ops.offline.offline_curator import curate_offline
@@ -111,16 +109,6 @@ def test_groups_of_numbers_that_were_never_issued_conclude_nothing_live_archived
 
 
 @pytest.mark.curation
-def test_a_run_that_began_before_that_rule_takes_any_number(bootstrap: str, store: ObjectStore, run_name: str) -> None:
-    run = begun(bootstrap, store, run_name, asks=False)
-    issue(run, 0, 4)
-    say(run, *played(run, range(8)), *of_stream("nosuch", played(run, range(8, 12))))
-    curate_live(run)
-    assert letters(run) == []
-    assert len(verdicts(run)) == 12
-
-
-@pytest.mark.curation
 def test_a_number_whose_transaction_is_open_when_the_curator_begins_counts_once_it_is_committed(
     bootstrap: str, store: ObjectStore, run_name: str
 ) -> None:
@@ -137,22 +125,3 @@ def test_a_number_whose_transaction_is_open_when_the_curator_begins_counts_once_
         assert len(list(read_all(run.connection, [run.topics.tasks("sums")]))) == 6, "workers see them"
         assert issued.has_number("sums", 5)
     feeder.close()
-
-
-@pytest.mark.curation
-def test_a_stream_that_a_later_revision_brings_counts(bootstrap: str, store: ObjectStore, run_name: str) -> None:
-    run = begun(bootstrap, store, run_name)
-    issue(run, 0, 3)
-    with closing(IssuedNumbers(run)) as issued:
-        assert issued.has_number("sums", 2)
-        assert not issued.has_number("more", 0)
-        first, tables = read_revisions(run.address)[0], run.recipe.model_dump()
-        recipe = Recipe.model_validate(
-            tables | {"workflows": tables["workflows"] | {"more": tables["workflows"]["sums"]}}
-        )
-        ensure_topics(run.connection, recipe.topic_specs)
-        later = replace(first, revision=1, recipe=recipe.to_json())
-        say(run, Outgoing(run.topics.recipe, codec.encode(later), partition=0), snapshot(run, {"sums": 3, "more": 2}))
-        assert issued.has_number("more", 1)
-        assert not issued.has_number("more", 2)
-        assert issued.has_number("sums", 2)

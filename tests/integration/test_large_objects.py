@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 import structlog
@@ -23,8 +22,7 @@ from test_servers import gone
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run.run import STORE_NAME, Run
-from headrace.infra.store.object_cache import ObjectCache
-from headrace.infra.store.object_store import UPLOAD_PART_BYTES, ObjectStore, StoreAddress, StoreUnavailable
+from headrace.infra.store.object_store import UPLOAD_PART_BYTES, ObjectStore, StoreAddress
 from headrace.schemas.records import ClaimCheck
 
 LONG_S = 60.0
@@ -167,30 +165,3 @@ def test_an_upload_over_a_killed_store_ends_with_the_object_whole_and_is_not_see
 
     assert claims == [ClaimCheck(STORE_NAME, key, sha256(data).hexdigest(), len(data))]
     assert run.get(claims[0]) == data
-
-
-@pytest.mark.weights
-def test_a_fetch_from_a_killed_store_leaves_no_file_and_the_next_one_is_whole(
-    behind: ObjectStore, direct: ObjectStore, between: TcpProxy, mortal: Mortal, tmp_path: Path
-) -> None:
-    data, key = large()
-    stored = direct.put(data, "weights")
-    claim = ClaimCheck(STORE_NAME, key, stored.sha256, stored.size_bytes)
-    cache = ObjectCache(behind, tmp_path / "cache", 1 << 30)
-    seen: list[str] = []
-
-    def kill() -> None:
-        seen.extend(path.name for path in cache._folder.glob("*/*"))
-        mortal.kill()
-
-    killed = at(between, "down", 1.5, kill)
-    with pytest.raises(StoreUnavailable):
-        cache.get(claim)
-    assert killed.is_set()
-    assert any(name.endswith(".part") for name in seen), "it was on its way"
-    assert [path.name for path in cache._folder.glob("*/*")] == [".lock"]
-
-    mortal.start()
-    direct.wait_ready(PATIENCE_S)
-    assert cache.get(claim) == data
-    assert {path.name for path in cache._folder.glob("*/*")} == {".lock", stored.sha256}

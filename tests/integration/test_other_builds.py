@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastavro import parse_schema, schemaless_writer
 from made_run import make_run, tiny_recipe
 from said import say
-from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.run.revisions import join_and_write_schemas
@@ -59,18 +57,6 @@ def test_a_newer_builds_record_is_read_as_soon_as_its_schema_is_told_and_not_bef
 
 
 @pytest.mark.kafka
-def test_a_schema_that_is_none_is_passed_over_and_does_no_harm(run: Run) -> None:
-    data = by_newer_build(run, Task(number=7))
-    tell(run, RecipeRevision(run_id=run.run_id, schemas={"Task": "[" * 10_000}))
-
-    with capture_logs() as logs, pytest.raises(UnknownSchema):
-        codec.decode(data, Task)
-
-    assert "message.unreadable" in {line["event"] for line in logs}
-    assert join(run.address).recipe == run.recipe
-
-
-@pytest.mark.kafka
 def test_a_build_tells_its_schemas_once_and_changes_nothing_else_by_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,12 +72,3 @@ def test_a_build_tells_its_schemas_once_and_changes_nothing_else_by_it(
     assert joined.recipe_end == run.recipe_end + 1
     assert joined.has_schemas
     assert codec.decode(by_newer_build(run, Task(number=7)), Task) == Task(number=7)
-
-
-@pytest.mark.kafka
-def test_a_revision_of_another_run_on_the_same_topic_is_passed_over(run: Run) -> None:
-    tell(
-        run, replace(read_revisions(run.address)[0], run_id="other", recipe=tiny_recipe("other").to_json(), revision=1)
-    )
-
-    assert join(run.address).revisions == run.revisions

@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from made_records import curated, curator_partitions, dropped, played, tasks
+from made_records import curated, curator_partitions, played, tasks
 from made_run import make_run, publish, tiny_recipe
 from said import say
 from stoppable import Component, Start, starter, until
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
 from headrace.infra.errors import FENCED
-from headrace.infra.kafka.clients import Outgoing, get_admin, open_consumer
+from headrace.infra.kafka.clients import open_consumer
 from headrace.infra.kafka.topic_reader import PartitionId, read_all
-from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
-from headrace.schemas.records import BatchTrained, DeadLetter, Task, WeightsPublished
+from headrace.schemas.records import BatchTrained, WeightsPublished
 
 Make = Callable[..., Run]
 
@@ -131,67 +128,6 @@ def test_a_curator_that_wakes_after_its_partitions_moved_changes_nothing(make: M
         assert_curated_exactly_once(pair.run)
 
 
-@pytest.mark.kafka
-def test_a_transaction_that_the_broker_aborts_leaves_no_mark_in_a_curators_memory(
-    kafka: EmbeddedKafka, make: Make, start: Start
-) -> None:
-    """The curator stays a member, but its transaction grows too old: it stands still once, and the broker once."""
-    run = make()
-    curator = curate(start, run, "a", client={"transaction.timeout.ms": "2000"})
-
-    def all_concluded(number: int) -> bool:
-        curator.restarted()  # as a supervisor would, when it was fenced
-        return concluded(run) == number
-
-    say(run, *played(run, range(40)))
-    until(lambda: all_concluded(40), "the first groups are concluded")
-    curator.arm("curate.produced")
-    say(run, *played(run, range(40, 80)))
-    until(lambda: curator.stopped_at("curate.produced"), "the curator stands in an open transaction")
-    assert concluded(run) == 40, "reading to the end of the topic waits for the abort"
-    curator.wake()
-    until(lambda: all_concluded(80), "the groups are concluded after all")
-
-    curator.arm("curate.produced")
-    say(run, *played(run, range(70, 120), attempt=1))
-    until(lambda: curator.stopped_at("curate.produced"), "the curator stands in an open transaction")
-    assert kafka.pid is not None
-    os.kill(kafka.pid, signal.SIGSTOP)
-    curator.wake()
-    time.sleep(3.5)  # longer than the transaction may be open; meanwhile there is nobody to ask
-    os.kill(kafka.pid, signal.SIGCONT)
-    until(lambda: all_concluded(120), "the groups are concluded after all")
-    assert_curated_exactly_once(run)
-
-
-# -------------------------------------------------------------------------------------------------------------- feeder
-
-
-def issued(run: Run) -> list[tuple[int, int]]:
-    """(number, attempt) of every task."""
-    found = (codec.decode(value, Task) for value in values(run, run.topics.tasks("sums")))
-    return sorted((task.number, task.attempt) for task in found)
-
-
-@pytest.mark.kafka
-def test_a_feeder_that_restarts_behind_an_open_transaction_finds_its_newest_state(make: Make, start: Start) -> None:
-    run = make()
-    first = start("feed", "--run", str(run.address))
-    until(lambda: len(issued(run)) == 8, "the first tasks are issued")
-    other = TransactionalWriter(replace(run.connection, client=SHORT_TRANSACTION), f"{run.address.run}.other")
-    other.begin()
-    other.produce([Outgoing(run.topics.state, b"never committed", b"somebody else", partition=0)])
-    other.flush()
-    say(run, *dropped(run, range(8)))
-    until(lambda: len(issued(run)) == 16, "more tasks are issued, their state behind the open transaction")
-    first.kill()
-    say(run, *dropped(run, range(8, 12)))
-    start("feed", "--run", str(run.address))
-    until(lambda: len(issued(run)) >= 20, "the successor goes on")
-    assert issued(run) == [(number, 0) for number in range(20)]
-    other.close()
-
-
 # ------------------------------------------------------------------------------------------------------------- trainer
 
 
@@ -274,41 +210,3 @@ def test_a_worker_that_wakes_hours_after_its_tasks_were_redone_adds_nothing(
     say(run, *tasks(run, range(12, 20)))
     until(lambda: concluded(run) == 20, "all is concluded")
     assert_curated_exactly_once(run)
-
-
-@pytest.mark.kafka
-def test_a_worker_of_an_earlier_run_of_the_same_name_is_a_dead_letter_and_joins_the_later_one(
-    make: Make, start: Start
-) -> None:
-    run = make(workflows=HELD)
-    publish(run, 0)
-    worker = rollout(start, run, "w1")
-    until(lambda: bool(worker.said("partitions.assigned")), "the worker is a member")
-    worker.arm("rollout.played")
-    say(run, *tasks(run, [0]))
-    until(lambda: worker.stopped_at("rollout.played"), "the worker stands before it produces")
-    forget(run)
-    again = make(run_id="run-2", workflows=HELD)
-    curate(start, again, "a")
-    worker.wake()
-    until(lambda: bool(letters(again)), "the late group is a dead letter")
-    assert [(letter.reason, letter.number) for letter in letters(again)] == [("other_run", -1)]
-    publish(again, 0)
-    # The first task of partition 0 stands where the one stood that this worker has just done.
-    say(again, *played(again, range(8)), *tasks(again, range(8, 12)))
-    until(lambda: concluded(again) == 12, "the worker plays the tasks of the later run")
-    assert len(letters(again)) == 1
-    assert_curated_exactly_once(again)
-
-
-def letters(run: Run) -> list[DeadLetter]:
-    return [codec.decode(value, DeadLetter) for value in values(run, run.topics.dead_letters)]
-
-
-def forget(run: Run) -> None:
-    """Delete the topics of a run, as its owner may between two runs of one name."""
-    names = {spec.name for spec in run.topics.all(("sums",), ("solver",), PARTITIONS)}
-    admin = get_admin(run.connection)
-    for deleted in admin.delete_topics(sorted(names)).values():
-        deleted.result(120)
-    until(lambda: not names & set(admin.list_topics(timeout=60).topics), "the topics are gone")

@@ -12,10 +12,9 @@ from stoppable import until
 from tcp_proxy import TcpProxy
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.kafka.clients import Connection, KafkaRefused, Outgoing
+from headrace.infra.kafka.clients import Connection, Outgoing
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.topic_reader import read_all
-from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.schemas.topics import TopicSpec
@@ -105,44 +104,3 @@ def test_a_worker_sends_a_record_again_that_was_refused_and_reported_as_delivere
     assert values(connection, topic) == [b"the second record", b"the first record"]
     assert producer.flush(120) == 0
     producer.close()
-
-
-def test_a_transaction_of_which_a_record_may_be_lost_is_aborted(
-    spoilt: tuple[Spoiling, Connection], topic: str
-) -> None:
-    between, connection = spoilt
-    with closing(TransactionalWriter(connection, topic)) as writer:
-        writer.begin()
-        writer.produce([Outgoing(topic, b"it is known to the broker, but not of this partition", partition=1)])
-        writer.commit()
-        writer.begin()
-        between.armed = True
-        writer.produce([Outgoing(topic, b"the first record", partition=0)])
-        until(lambda: between.first is not None, "a request is on its way")
-        writer.produce([Outgoing(topic, b"the second record", partition=0)])
-        with pytest.raises(Aborted):
-            writer.commit()
-        assert between.spoilt == 1
-        between.armed = False
-        writer.begin()
-        writer.produce([Outgoing(topic, b"both, again", partition=0)])
-        writer.commit()
-
-    assert values(connection, topic) == [b"both, again"]
-
-
-@pytest.mark.kafka
-def test_what_kafka_refuses_for_good_ends_the_transaction_with_what_was_refused_and_why(
-    spoilt: tuple[Spoiling, Connection], topic: str
-) -> None:
-    _, connection = spoilt
-    small = f"{topic}-small"
-    ensure_topics(connection, [TopicSpec(small, 1, {"max.message.bytes": "1000"})])
-    with closing(TransactionalWriter(connection, topic)) as writer:
-        writer.begin()
-        writer.produce([Outgoing(topic, b"a companion", partition=0)])
-        writer.produce([Outgoing(small, bytes(2000), b"sums:7")])
-        with pytest.raises(KafkaRefused, match=f"{small} 'sums:7' of 2,000 bytes: Kafka answers MSG_SIZE_TOO_LARGE"):
-            writer.commit()
-
-    assert values(connection, topic) == []

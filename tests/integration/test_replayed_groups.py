@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from made_run import make_run, tiny_recipe
-from test_evictions import of_a_batch, outgoing, training, turn
 from trained_run import (
     batches,
     command,
@@ -32,13 +31,11 @@ from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.first_uses import CuratedReplay, find_first_uses
 from headrace.infra.run.run import Run
-from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.ops.lineage import inspection
 from headrace.ops.lineage.lineage import version_lineage
 from headrace.schemas import codec
-from headrace.schemas.records import CuratedGroup, Outcome
-from headrace.trainers import trainer as trainer_module
+from headrace.schemas.records import CuratedGroup
 from headrace.trainers.batches.trained_groups import LineageBroken, read_trained_groups
 
 STEPS = 8
@@ -151,29 +148,6 @@ def test_a_replay_whose_first_use_has_left_the_log_is_evicted_and_the_trainer_go
     shorten(run, 4)
     with pytest.raises(LineageBroken, match="no longer holds"):
         list(read_trained_groups(run, "solver", batches(run)))
-
-
-@pytest.mark.training
-def test_a_trainer_that_stops_after_the_end_says_first_what_became_of_the_replays_that_it_holds(
-    bootstrap: str, store: ObjectStore, run_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_module, "FINISH_S", 300.0)  # a busy machine takes longer than a trainer has
-    run = make_run(bootstrap, store, tiny_recipe(run_name, trainer={**TRAINER, "steps": 1}, kafka={"partitions": 1}))
-    groups = [curated(number, stale=100) for number in range(4)]
-    feed(run, groups)
-    with training(run) as (trainer, _):
-        outgoing(trainer, of_a_batch(run))
-        feed(run, [replay(groups[0], 1, back=4)])
-        while not (found := trainer.poll(Stopwatch())):
-            pass
-        assert not [one for message in found for one in trainer.handle(message)]
-        finished = trainer.stop_new_steps()
-        told = turn(trainer)
-        assert not finished.is_set(), "what is told is not committed yet"
-        [outcome] = [codec.decode(one.value, Outcome) for one in told if one.topic == run.topics.outcomes("solver")]
-        assert (outcome.number, outcome.use, outcome.verdict) == (0, 1, "run_end")
-        assert turn(trainer) == []
-        assert finished.is_set()
 
 
 def shorten(run: Run, offset: int) -> None:

@@ -21,7 +21,7 @@ from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.schemas import codec
-from headrace.schemas.records import BatchTrained, CheckpointPointer
+from headrace.schemas.records import BatchTrained
 
 STEPS = 8
 TRAINER = {
@@ -157,24 +157,6 @@ def test_what_was_made_elsewhere_is_not_comparable_and_what_was_made_here_after_
     assert [one["equal"] for one in found["versions"]] == [None] * 4 + [True] * 4
     answer, found = retrain(part, tmp_path, "--from", "6")
     assert (answer.code, found["ok"]) == (0, True)
-
-
-@pytest.mark.training
-def test_what_is_gone_is_told_in_one_sentence(trained: Run, run_name: str, tmp_path: Path) -> None:
-    def misplace(message: Message) -> bytes:
-        if not message.topic.endswith(".state"):
-            return message.value
-        pointer = codec.decode(message.value, CheckpointPointer)
-        assert pointer.checkpoint is not None
-        return codec.encode(replace(pointer, checkpoint=replace(pointer.checkpoint, key="checkpoints/gone")))
-
-    answer, _ = retrain(copied(trained, f"{run_name}-a", misplace), tmp_path)
-    assert answer.code == 3
-    assert "the checkpoint of version 0 cannot be read" in answer.err
-    shortened = copied(trained, f"{run_name}-b", lambda m: b"" if ".curated." in m.topic and m.offset else m.value)
-    answer, _ = retrain(shortened, tmp_path)
-    assert answer.code == 3
-    assert "no longer holds" in answer.err
 
 
 def experiment(run: Run, name: str) -> Run:

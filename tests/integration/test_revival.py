@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from headrace.infra.backoff import Backoff
 from headrace.infra.embedded import servers as servers_of_a_run
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
@@ -56,22 +55,6 @@ def test_a_server_that_died_is_started_again_with_its_data(servers: Servers, sai
         assert "store" in servers.pids()
         assert store.get(stored.key, stored.sha256, stored.size_bytes) == b"kept"
     assert [words.partition(" is")[0] for words in said] == ["the object store died and"]
-
-
-@pytest.mark.servers
-def test_a_server_that_does_not_come_up_is_said_once_and_tried_until_it_does(servers: Servers, said: list[str]) -> None:
-    for restarter in servers._restarters:
-        restarter._pauses = Backoff(0.0, 0.0)
-    with socket.create_server(("127.0.0.1", kill_store(servers))):
-        for _ in range(3):
-            servers.revive()
-    assert "store" not in servers.pids()
-
-    servers.revive()
-
-    assert "store" in servers.pids()
-    assert len([words for words in said if "does not start" in words]) == 1
-    assert said[-1] == "the object store runs again: the run goes on"
 
 
 @pytest.mark.servers

@@ -28,11 +28,9 @@ from headrace.infra.kafka.clients import (
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
-from headrace.producers.rollout.watchdog import EXIT_CODE
 from headrace.schemas import codec
 from headrace.schemas.headers import Stamp
 from headrace.schemas.records import (
-    DeadLetter,
     Task,
     TrajectoryGroup,
     WorkerStatus,
@@ -250,31 +248,6 @@ def test_after_kill_9_the_next_worker_redoes_only_what_was_unfinished(
 
 
 @pytest.mark.rollout
-def test_a_worker_that_makes_no_token_ends_and_the_task_that_stalls_every_worker_is_found(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    stalling = {"sums": {**SLOW["sums"], "workflow": "played:stalling"}}
-    rollout = {"group_size": 2, "max_tokens": 8, "episode_limit_s": 2}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, workflows=stalling, rollout=rollout))
-    publish(run, 0)
-    problem = replace(Arithmetic(seed=1).problem("train", 2), extra={"stalling": True})
-    tasks = [task(run, number) for number in range(6)]
-    issue(run, *tasks[:2], replace(tasks[2], payload=problem_to_json(problem)), *tasks[3:])
-    ends = []
-    for life in range(4):
-        worker = work(
-            run, f"w{life}", first="from headrace.producers.rollout import watchdog; watchdog.LEAST_STALL_S = 4"
-        )
-        until(lambda w=worker: w.poll() is not None or set(numbers(run)) == set(range(6)), "stall or end")  # type: ignore[misc]
-        ends.append(worker.poll())
-    assert ends == [EXIT_CODE, EXIT_CODE, EXIT_CODE, None]
-    assert {group.number: group.reason for group in groups(run)} == {**dict.fromkeys(range(6), ""), 2: "poison"}
-    status = statuses(run)["w0"]
-    assert status.state == "stopped"
-    assert "no token for 4 s, although" in status.detail
-
-
-@pytest.mark.rollout
 def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(
     bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
 ) -> None:
@@ -293,24 +266,6 @@ def test_sigterm_ends_a_worker_in_time_and_its_open_tasks_are_not_blamed(
     partitions = [TopicPartition(run.topics.tasks("sums"), partition) for partition in range(4)]
     assert all("started" not in (found.metadata or "") for found in with_group.committed(partitions, timeout=60))
     with_group.close()
-
-
-@pytest.mark.rollout
-def test_what_is_no_task_of_this_run_becomes_a_dead_letter(
-    bootstrap: str, store: ObjectStore, run_name: str, work: Spawn
-) -> None:
-    run = make_run(bootstrap, store, tiny_recipe(run_name))
-    publish(run, 0)
-    topic = run.topics.tasks("sums")
-    say(run, Outgoing(topic, b"no task", b"sums:9", partition=1))
-    issue(run, task(run, 5, run_id="another"), task(run, 9), task(run, 2, payload="[]"))
-    work(run, "w1")
-    until(lambda: len(messages(run, run.topics.dead_letters)) >= 2 and len(messages(run)) >= 2, "all conclusions")
-    letters = [codec.decode(m.value, DeadLetter) for m in messages(run, run.topics.dead_letters)]
-    assert {(letter.reason, letter.partition) for letter in letters} == {("undecodable", 1), ("other_run", 1)}
-    failed = next(group for group in groups(run) if group.number == 2)
-    assert (failed.reason, len(failed.failures), failed.failures[0].reason) == ("failed", 2, "error")
-    assert "payload" in failed.failures[0].detail
 
 
 IMPATIENT = """

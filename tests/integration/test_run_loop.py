@@ -9,7 +9,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,53 +144,6 @@ def run_until(consumer: GroupConsumer, writer: TransactionalWriter, condition: C
         thread.join(120)
         consumer.close()
         writer.close()
-
-
-def test_a_state_is_restored_from_its_snapshot_and_the_records_after_it(connection: Connection, run_name: str) -> None:
-    out = f"{run_name}.out"
-    produce(connection, f"{run_name}.in", range(100))
-    member = membership(connection.bootstrap, run_name, snapshot_every_s=0.0)
-    consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
-    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 100)
-
-    restored: list[int] = []
-
-    class Watched(Counter):
-        def restore(self, body: bytes) -> None:
-            super().restore(body)
-            restored.append(self.count)
-
-    produce(connection, f"{run_name}.in", range(100, 104))
-    consumer = GroupConsumer(member, lambda partition_id: Watched(partition_id, out))
-    run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == 104)
-    assert len(restored) == PARTITIONS
-    assert all(count > 0 for count in restored), "snapshots held counts"
-    assert counted(connection, out) == exactly_once(104)
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("snapshot_every_s", [0.0, 1000.0])
-def test_a_group_that_lost_its_offsets_goes_on_from_its_snapshots_and_what_is_written(
-    connection: Connection, run_name: str, snapshot_every_s: float
-) -> None:
-    out = f"{run_name}.out"
-
-    def produce_keyed(values: range) -> None:
-        keyed = ((str(value).encode(), value % PARTITIONS) for value in values)
-        say(connection, *(Outgoing(f"{run_name}.in", key, key, partition=partition) for key, partition in keyed))
-
-    def count_until(n: int, group: str, snapshot_every_s: float) -> None:
-        member = replace(membership(connection.bootstrap, run_name, snapshot_every_s), group=group)
-        consumer = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
-        run_until(consumer, TransactionalWriter(connection, f"{run_name}.t"), lambda: total(connection, out) == n)
-
-    produce_keyed(range(40))
-    count_until(40, f"{run_name}.count", 0.0)
-    produce_keyed(range(40, 60))
-    count_until(60, f"{run_name}.count", snapshot_every_s)
-    produce_keyed(range(60, 80))
-    count_until(80, f"{run_name}.forgotten", 0.0)
-    assert counted(connection, out) == exactly_once(80)
 
 
 @pytest.mark.kafka

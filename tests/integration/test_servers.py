@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
-from headrace.infra.embedded.server_process import FolderTaken, PortTaken, ServerError, ServerFailed
+from headrace.infra.embedded.server_process import FolderTaken, PortTaken, ServerFailed
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.store.object_store import (
     ObjectCorrupt,
@@ -124,15 +124,6 @@ def test_a_broker_that_cannot_start_tells_its_log_and_the_reason(tmp_path: Path)
 
 
 @pytest.mark.servers
-def test_a_damaged_data_folder_of_a_broker_is_told(tmp_path: Path) -> None:
-    with EmbeddedKafka(tmp_path / "kafka") as server:
-        pass
-    (tmp_path / "kafka" / "data" / "meta.properties").write_text("version=1\n")
-    with pytest.raises(ServerFailed, match=r"(?s)kafka\.log ends with:.*meta\.properties|cluster\.id"):
-        server.start()
-
-
-@pytest.mark.servers
 def test_stopping_leaves_no_process_and_a_start_finds_data_ports_and_keys_again(
     own_store: EmbeddedStore,
 ) -> None:
@@ -170,15 +161,6 @@ def test_a_kept_port_that_is_in_use_is_told_with_its_user(own_store: EmbeddedSto
             own_store.start()
         (own_store.folder / "ports.json").unlink()
         EmbeddedStore(own_store.folder).start().stop()
-
-
-@pytest.mark.servers
-def test_the_address_is_known_once_claimed_before_anything_runs(own_store: EmbeddedStore) -> None:
-    with pytest.raises(ServerError, match="claim"):
-        own_store.endpoint  # noqa: B018 - a property that raises
-    endpoint = own_store.claim().endpoint
-    assert not own_store.is_alive()
-    assert own_store.start().endpoint == endpoint
 
 
 @pytest.mark.servers
@@ -258,15 +240,6 @@ def test_a_server_that_does_not_stop_is_killed(own_store: EmbeddedStore) -> None
 
 
 @pytest.mark.servers
-def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ServerError, match=f"cannot use {tmp_path / 'file' / 'store'}.*this user must be able to write there"
-    ):
-        EmbeddedStore(tmp_path / "file" / "store").start()
-
-
-@pytest.mark.servers
 def test_an_object_comes_back_whole_in_part_and_as_a_file(store: ObjectStore, tmp_path: Path, run_name: str) -> None:
     data = os.urandom(20 * 1024 * 1024)  # three parts
     stored = store.put(memoryview(data), "groups", ".bin")
@@ -285,6 +258,23 @@ def test_an_empty_object_and_an_empty_part_are_right(store: ObjectStore) -> None
     stored = store.put(b"", "groups")
     assert store.get(stored.key, stored.sha256, 0) == b""
     assert store.get_range(stored.key, 0, 0) == b""
+
+
+@pytest.mark.servers
+def test_a_missing_object_is_told(store: ObjectStore, run_name: str) -> None:
+    key = store.key("groups", "0" * 64)
+    assert not store.has_object(key)
+    with pytest.raises(ObjectMissing, match=run_name):
+        store.get(key, "0" * 64, 10)
+    with pytest.raises(ObjectMissing):
+        store.get_range(key, 0, 10)
+
+
+@pytest.mark.servers
+def test_a_bucket_without_rights_gives_one_clear_error(store: ObjectStore) -> None:
+    stranger = StoreAddress(store.address.endpoint, "headrace-tests", "stranger", "wrong-secret")
+    with ObjectStore(stranger) as denied, pytest.raises(StoreDenied, match="'stranger' may not use bucket"):
+        denied.ensure_bucket()
 
 
 def path_of(server: EmbeddedStore, bucket: str, key: str) -> Path:
@@ -309,16 +299,6 @@ def test_a_torn_object_is_refused(store: ObjectStore, store_server: EmbeddedStor
 
 
 @pytest.mark.servers
-def test_a_missing_object_is_told(store: ObjectStore, run_name: str) -> None:
-    key = store.key("groups", "0" * 64)
-    assert not store.has_object(key)
-    with pytest.raises(ObjectMissing, match=run_name):
-        store.get(key, "0" * 64, 10)
-    with pytest.raises(ObjectMissing):
-        store.get_range(key, 0, 10)
-
-
-@pytest.mark.servers
 def test_a_young_object_is_not_sent_again_and_an_old_one_is(own_store: EmbeddedStore) -> None:
     made: dict[int, tuple[Path, float]] = {}
     for hours in (11, 13):
@@ -332,23 +312,6 @@ def test_a_young_object_is_not_sent_again_and_an_old_one_is(own_store: EmbeddedS
         for hours, (file, then) in made.items():
             store.put(b"%d hours old" % hours, "groups")
             assert (file.stat().st_mtime > then + 60) == (hours == 13)
-
-
-@pytest.mark.servers
-def test_a_huge_object_is_answered_for_before_it_is_read(own_store: EmbeddedStore) -> None:
-    key = f"weights/{'0' * 64}"
-    with path_of(own_store, "kept", key).open("wb") as file:
-        file.truncate(16 << 30)  # takes no room
-    with ObjectStore(own_store.start().address("kept")) as store:
-        assert store.has_object(key)
-        assert store.get_range(key, 15 << 30, 10) == bytes(10)
-
-
-@pytest.mark.servers
-def test_a_bucket_without_rights_gives_one_clear_error(store: ObjectStore) -> None:
-    stranger = StoreAddress(store.address.endpoint, "headrace-tests", "stranger", "wrong-secret")
-    with ObjectStore(stranger) as denied, pytest.raises(StoreDenied, match="'stranger' may not use bucket"):
-        denied.ensure_bucket()
 
 
 def test_a_store_that_goes_and_comes_back_is_a_pause(own_store: EmbeddedStore) -> None:

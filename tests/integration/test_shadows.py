@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import curator_partitions, played
+from made_records import played
 from made_run import make_run, tiny_recipe
 from said import say
 from stoppable import Component, Start, starter, until
 from test_evictions import outgoing, training
 from trained_run import batches, curated, curated_message, feed, outcomes, published, start_trainer
 
-from headrace.infra.kafka.clients import Message, Outgoing
+from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.run.run import Run, join, read_revisions
@@ -74,16 +74,6 @@ def values(run: Run, topic: str) -> list[bytes]:
     return [message.value for message in read_all(run.connection, [topic])]
 
 
-def curated_offline(run: Run, line: str) -> list[bytes]:
-    """What a line's chain makes of the trajectories with no broker."""
-    (partition,) = curator_partitions(run, line)
-    found = []
-    for message in read_all(run.connection, [run.topics.trajectories("solver")]):
-        followed = partition.handle(Message(message.topic, 0, 0, message.key, message.value, message.headers))
-        found += [one.value for one in followed if one.topic == run.topics.curated(line)]
-    return found
-
-
 def concluded(run: Run, line: str) -> int:
     dropped = sum(outcome.verdict != "kept" for outcome in outcomes(run, line))
     return dropped + sum(len(batch.groups) for batch in batches(run, line))
@@ -122,44 +112,6 @@ def test_a_shadow_of_the_same_chain_and_settings_makes_the_very_same_weights(
         found["policies"]["solver"]["discarded"],
     )
     assert plain(retrain(run, TWIN, (None, None)))["ok"]
-
-
-@pytest.mark.training
-def test_a_swap_of_the_policys_chain_leaves_the_shadow_its_own(
-    bootstrap: str, store: ObjectStore, run_name: str, start: Start, trainers: list[BaseProcess]
-) -> None:
-    tables = {"trainer": TRAINER, "kafka": {"partitions": 1}, "shadows": {"free": UNFILTERED}}
-    run = make_run(bootstrap, store, tiny_recipe(run_name, **tables))
-    trainers += [start_trainer(run), start_trainer(run, variant="free")]
-    curators = {"solver": curate(start, run), FREE: curate(start, run, "--variant", "free")}
-    say(run, *played(run, range(15)))
-    until(lambda: concluded(run, FREE) >= 12, "the shadow's three batches of the first chain are trained")
-
-    later = tiny_recipe(run_name, **tables, curate={"chain": ["validate"]})
-    revision = replace(read_revisions(run.address)[0], revision=1, recipe=later.to_json(), swapped=True)
-    for curator in curators.values():
-        curator.arm("curate.committing", "kill")
-    begins = {"next": {"sums": 30}, "revisions": {"sums": [[0, 0], [1, 15]]}}
-    issued = Snapshot(run_id=run.run_id, component="feed", body=json.dumps(begins).encode())
-    say(run, Outgoing(run.topics.recipe, codec.encode(revision), partition=0))
-    say(run, Outgoing(run.topics.state, codec.encode(issued), b"feed", partition=0))
-    say(run, *played(run, range(15, 30), revision=1))
-    for line, curator in curators.items():
-        until(curator.restarted, f"the curator of {line} dies as it commits after the swap")
-    until(lambda: concluded(run, "solver") == 30, "the policy's groups are concluded")
-    until(lambda: concluded(run, FREE) == 28, "and the shadow's, but for two that make no batch")
-
-    run = join(run.address)
-    for line in run.recipe.policy_variants:
-        assert values(run, run.topics.curated(line)) == curated_offline(run, line)
-    assert sum(outcome.verdict == "dropped" for outcome in outcomes(run)) == 5, "nothing but the first chain drops"
-    assert sum(outcome.verdict == "dropped" for outcome in outcomes(run, FREE)) == 0
-    found = plain(report(run, rests=True))
-    assert not found["problems"]
-    assert found["policies"]["solver"]["trained"] == STEPS * BATCH
-    assert (found["shadows"][FREE]["trained"], found["shadows"][FREE]["in_flight"]) == (28, 2)
-    assert plain(retrain(run, "solver", (None, None)))["ok"]
-    assert plain(retrain(run, FREE, (None, None)))["ok"]
 
 
 @pytest.fixture

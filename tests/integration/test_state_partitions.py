@@ -23,7 +23,6 @@ from headrace.infra.kafka.topic_reader import read_all
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.retired import CHECKPOINTS, read_retired
-from headrace.infra.run.revisions import read_first_revision, read_topic_specs
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore
 from headrace.ops.retention.collector import Plan, announce
@@ -72,14 +71,3 @@ def test_each_component_goes_on_from_its_partition(run: Run) -> None:
         **{one: state_partition(one, PARTITIONS) for one in ("feed", "evaluate")},
         **dict.fromkeys(("examples", "checkpoint", "retired"), of_trainer),
     }
-
-
-@pytest.mark.kafka
-def test_a_run_that_has_begun_keeps_its_layout(run: Run, bootstrap: str, store: ObjectStore, run_name: str) -> None:
-    old = make_run(bootstrap, store, tiny_recipe(f"{run_name}-old"))
-    for one, partitions in ((run, PARTITIONS), (old, 1)):
-        specs = read_topic_specs(read_first_revision(one.address), one.recipe)
-        assert specs == one.topic_specs
-        assert {spec.partitions for spec in specs if spec.name == one.topics.state} == {partitions}
-    new = read_topic_specs(None, run.recipe)
-    assert {spec.partitions for spec in new if spec.name == run.topics.state} == {run.recipe.kafka.partitions}

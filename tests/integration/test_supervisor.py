@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -146,15 +145,6 @@ def test_a_child_that_was_misused_is_not_started_again_and_its_sentence_is_passe
         assert supervisor.states()["train"].starts == 1
 
 
-@pytest.mark.servers
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with supervised(tmp_path, Child("none", ["/nowhere/at/all"])) as supervisor:
-        wait_for(lambda: supervisor.states()["none"].state == "failed")
-
-        with pytest.raises(GaveUp, match="none"):
-            supervisor.raise_failure()
-
-
 def test_stop_ends_the_deaf_too_and_leaves_no_process_behind(tmp_path: Path) -> None:
     children = (python("quick", LIVES_ON), python("deaf", DEAF), python("parent", WITH_CHILD))
     with supervised(tmp_path, *children) as supervisor:
@@ -228,15 +218,6 @@ def test_threads_of_the_children_are_set_before_they_start() -> None:
     assert "PYTHONDONTWRITEBYTECODE" not in environment
     assert build_child_environment(given, torch_processes=4, cores=2)["OMP_NUM_THREADS"] == "1"
     assert build_child_environment({"OMP_NUM_THREADS": "3"}, 4, cores=2)["OMP_NUM_THREADS"] == "3"
-
-
-@pytest.mark.servers
-def test_no_thread_outlives_stop(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    with supervised(tmp_path, python("a", LIVES_ON), python("b", "pass")):
-        pass
-
-    assert set(threading.enumerate()) == before
 
 
 LONG_LIVED = Patience(most_short_lives=10**6, most_deaths=4, first_pause_s=0.001, longest_pause_s=0.001)

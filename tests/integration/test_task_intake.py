@@ -126,16 +126,3 @@ def test_a_worker_commits_what_it_gives_up_before_the_next_owner_asks(
     assert [one.message.offset for one in second_started] == [2, 2]
     assert starts == [0, 0], "the first worker took its starts back"
     assert "commit.lost" not in {line["event"] for line in logs}
-
-
-@pytest.mark.rollout
-def test_a_commit_of_an_earlier_run_of_the_same_name_passes_over_no_task(run: Run) -> None:
-    started: list[StartedTask] = []
-    say(run, *tasks(run, range(6)))
-    commit(run, 4, '{"done":"1","run":"an earlier one"}')
-    with taking_in(run, started.append) as intake:
-        until(lambda: len(started) == 6, "all tasks")
-        for one in started:
-            intake.report_done(one)
-        until(lambda: committed(run) == (6, f'{{"run":"{run.run_id}"}}'), "the commit of this run")
-    assert [one.message.offset for one in started] == list(range(6))

@@ -14,7 +14,6 @@ from stoppable import until
 from tcp_proxy import TcpProxy
 from trained_run import batches, curated, feed, published
 
-from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.run.run import Run
@@ -23,11 +22,8 @@ from headrace.infra.store.object_store import ObjectStore, StoreAddress
 from headrace.infra.weights.tensors import hash_weights
 from headrace.schemas.records import WeightsPublished
 from headrace.trainers import trainer as trainer_module
-from headrace.trainers.batches.groups import PreparedGroup
-from headrace.trainers.batches.window import WindowEviction
 from headrace.trainers.start import begin_or_resume
 from headrace.trainers.trainer import Trainer
-from headrace.trainers.versions.pipeline import MadeVersion
 from headrace.trainers.versions.resume import ResumedTrainer
 from headrace.trainers.versions.step_note import open_step_note
 
@@ -132,51 +128,3 @@ def test_versions_that_take_too_long_are_dropped_and_made_again_to_the_same_bits
         life.steps_all()
     assert [batch.version for batch in batches(run)] == [1, 2, 3]
     assert batches(run)[-1].weights_hash == made
-
-
-@pytest.mark.training
-def test_a_publication_under_way_ends_with_its_trainer_though_the_store_is_away(
-    run: Run, between: TcpProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_module, "FINISH_S", 0.1)
-    with Life(run) as life:
-        with between.failing("cut"):
-            life.gate.set()
-            life.steps_all()
-            life.end()
-            until(lambda: not lanes(), "the thread of the publications has ended")
-        assert not batches(run)
-
-
-def lanes() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "upload"]
-
-
-@pytest.mark.training
-def test_the_newest_version_is_published_by_the_next_trainer_when_it_had_been_left_out(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The transaction of the version that was to stand for it never came."""
-    with Life(run) as life:
-        life.steps_all()
-        version = Trainer._build_version_records
-
-        def dies_at_the_third(
-            trainer: Trainer, made: MadeVersion, evictions: list[WindowEviction[PreparedGroup]]
-        ) -> list[Outgoing]:
-            if made.request.version == BEGUN:
-                raise InterruptedError
-            return version(trainer, made, evictions)
-
-        monkeypatch.setattr(Trainer, "_build_version_records", dies_at_the_third)
-        monkeypatch.setattr(threading, "excepthook", lambda _: None)
-        life.gate.set()
-        life._thread.join(120)
-    monkeypatch.undo()
-    assert [batch.version for batch in batches(run)] == [1, 2]
-    assert [event.version for event in published(run)] == [0, 1]
-    with Life(run) as again:
-        assert again.resumed.learner.version == 2
-        [*_, newest] = published(run)
-        assert (newest.version, newest.kind, newest.weights_hash) == (2, "anchor", batches(run)[-1].weights_hash)
-        assert newest.epoch == 0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 import pytest
 from counting_component import Counter, membership
-from test_run_loop import PARTITIONS, counted, exactly_once, produce, run_until, total, until
+from test_run_loop import PARTITIONS, counted, exactly_once, produce, run_until, total
 
 from headrace.infra.kafka.clients import Connection, Message, Outgoing
 from headrace.infra.kafka.group_offsets import fetch_committed_offsets
-from headrace.infra.kafka.run_loop import run_loop
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import Aborted, TransactionalWriter
 from headrace.infra.run import group_consumer
@@ -70,33 +68,6 @@ def test_a_turn_ends_once_it_writes_8_mib_and_the_next_one_begins_with_what_is_l
     assert counted(connection, out) == exactly_once(n)
 
 
-@pytest.mark.kafka
-def test_a_turn_whose_records_take_long_ends_and_nothing_is_lost_of_it_when_it_is_undone(
-    connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_consumer, "MOST_S", 0.0)
-    out, n = f"{run_name}.out", 60
-    produce(connection, f"{run_name}.in", range(n))
-    failing = {5, 6, 20}
-
-    class Stumbling(Weighed):
-        def commit(self) -> None:
-            if len(self.turns) in failing:
-                failing.remove(len(self.turns))
-                self.abort()
-                raise Aborted("as if the coordinator had moved")
-            super().commit()
-
-    consumer = GroupConsumer(
-        membership(connection.bootstrap, run_name), lambda partition_id: Counter(partition_id, out)
-    )
-    writer = Stumbling(connection, f"{run_name}.t")
-    run_until(consumer, writer, lambda: total(connection, out) == n)
-    assert {count for count, _ in writer.turns} == {1}, "each record took too long"
-    assert not failing, "the failures happened"
-    assert counted(connection, out) == exactly_once(n)
-
-
 def test_a_member_goes_on_polling_while_it_restores_and_misses_no_record(
     connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,42 +96,6 @@ def test_a_member_goes_on_polling_while_it_restores_and_misses_no_record(
     assert polls.count(0) > 2 * 192, "each poll restored a step, twice over"
     assert next(undone, None) is None
     assert counted(connection, out) == exactly_once(240)
-
-
-@pytest.mark.kafka
-def test_partitions_that_move_while_they_are_restored_are_counted_once_by_whoever_has_them(
-    connection: Connection, run_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, n = f"{run_name}.out", 840
-    count_to(connection, run_name, 800, snapshot_every_s=1000.0)
-    monkeypatch.setattr(group_consumer, "RESTORE_S", 0.0)
-    member, stop, moved = membership(connection.bootstrap, run_name), threading.Event(), threading.Event()
-
-    class Slow(Counter):
-        def handle(self, message: Message) -> Iterable[Outgoing]:
-            moved.wait(0.1)
-            return super().handle(message)
-
-    first = GroupConsumer(member, lambda partition_id: Slow(partition_id, out))
-    while first._restore is None:
-        first.poll(Stopwatch())
-    second = GroupConsumer(member, lambda partition_id: Counter(partition_id, out))
-    writer = TransactionalWriter(connection, f"{run_name}.second")
-    produce(connection, f"{run_name}.in", range(800, 820))
-    loop = threading.Thread(target=run_loop, args=(second, writer, stop, Stopwatch()), daemon=True)
-    loop.start()
-    while len(first._owned) == PARTITIONS:
-        first.poll(Stopwatch())
-    until(lambda: first.poll(Stopwatch()) == [] and total(connection, out) > 800)
-    assert first._restore is not None, "they moved while they were restored"
-    moved.set()
-    stop.set()
-    loop.join(120)
-    second.close()
-    writer.close()
-    produce(connection, f"{run_name}.in", range(820, n))
-    run_until(first, TransactionalWriter(connection, f"{run_name}.first"), lambda: total(connection, out) == n)
-    assert counted(connection, out) == exactly_once(n)
 
 
 def count_to(connection: Connection, run_name: str, n: int, *, snapshot_every_s: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,9 @@ import pytest
 from headrace.app.launcher.beginning import RunOfAnother, begin_or_join
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
-from headrace.infra.kafka.clients import open_producer
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.up_lease import Holder, UpLease
-from headrace.schemas import codec
-from headrace.schemas.ids import now_ms
-from headrace.schemas.records import WorkerStatus
 
 
 @pytest.fixture
@@ -40,44 +35,6 @@ def claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield servers
     for each in made:
         each.stop()
-
-
-def test_a_run_whose_objects_are_in_another_folders_store_is_refused_to_all_but_that_folder(
-    recipe: Recipe, claimed: Callable[[Recipe, str], Servers]
-) -> None:
-    hers, his = claimed(recipe, "hers"), claimed(recipe, "his")
-    remembered: list[str] = []
-    run = begin_or_join(hers, recipe, lambda _: None, new_recipe=False, remember=remembered.append)
-    assert remembered == [run.run_id]
-
-    for _ in range(2):
-        with pytest.raises(
-            RunOfAnother, match=r"begun 20.* UTC, but not from this data folder. It is not running, and"
-        ):
-            begin_or_join(his, recipe, lambda _: None, new_recipe=False)
-    again = begin_or_join(hers, recipe, lambda _: None, new_recipe=False, own_run_id=run.run_id)
-    assert (again.run_id, again.store_address) == (run.run_id, run.store_address)
-
-
-def test_a_run_on_a_named_store_is_refused_while_a_worker_runs_that_would_be_started_twice(
-    recipe: Recipe, claimed: Callable[[Recipe, str], Servers]
-) -> None:
-    shared = recipe.model_copy(update={"store": recipe.store.model_copy(update={"endpoint": "127.0.0.1:1"})})
-    run = begin_or_join(claimed(shared, "hers"), shared, lambda _: None, new_recipe=False)
-    status = WorkerStatus(
-        run_id=run.run_id, worker="rollout-sums-0", state="rolling", pid=123, host="hers", updated_ms=now_ms()
-    )
-    producer = open_producer(run.connection, "test")
-
-    def report(one: WorkerStatus) -> None:
-        producer.produce(run.topics.workers, codec.encode(one), one.worker.encode(), 0)
-        assert producer.flush(60) == 0
-
-    report(replace(status, worker="started-by-hand"))
-    begin_or_join(claimed(shared, "his"), shared, lambda _: None, new_recipe=False)
-    report(status)
-    with pytest.raises(RunOfAnother, match="It is running now: rollout-sums-0 is process 123 on hers"):
-        begin_or_join(claimed(shared, "theirs"), shared, lambda _: None, new_recipe=False)
 
 
 def test_a_run_that_another_up_has_just_begun_is_refused_before_any_worker_of_it_runs(

@@ -36,12 +36,6 @@ def advised(
     return {one.name: one for one in Advisor(ledger).advice(MOST_TOKENS, {"solver": points}, results)}
 
 
-def test_a_run_that_is_well_is_left_alone() -> None:
-    rising = [number / 20 for number in range(20)]
-    assert not advised(*[group()] * 200, curve=rising, evals=[(0, 0.1), (10, 0.4), (19, 0.8)])
-    assert not advised()
-
-
 def test_one_reward_throughout_is_told_before_the_first_version_and_ends_with_the_first_other_one() -> None:
     same = group((0.0,) * 4, discarded="zero_variance")
     assert not advised(*[same] * (ENOUGH_GROUPS - 1)), "too few to say"
@@ -149,13 +143,6 @@ def test_evaluations_of_several_workflows_are_not_compared_with_one_another() ->
         for workflow, version, reward in (("easy", 0, 0.9), ("hard", 19, 0.2))
     ]
     assert not Advisor(ledger).advice(MOST_TOKENS, {"solver": points}, results)
-
-
-def test_lengths_that_collapse_while_reward_rises_are_told() -> None:
-    collapse = [group(length=30 if head < 10 else 5, head=head) for head in range(20)]
-    assert "(30 → 5 tokens)" in advised(*collapse, curve=RISING)["lengths_collapse"].sentence
-    assert not advised(*collapse, curve=[0.5] * 20), "shorter, and not rewarded for it"
-    assert not advised(*[group(length=30, head=head) for head in range(20)], curve=RISING)
 
 
 def test_only_a_curators_word_on_the_first_use_of_a_training_group_counts() -> None:

@@ -14,7 +14,7 @@ from chat_models import chat_tokenizer, save_tokenizer
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
-from headrace.envs.contract import GivesExamples, Problem, Score
+from headrace.envs.contract import GivesExamples
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.ledger import Ledger
 from headrace.envs.registry import load_environment
@@ -86,47 +86,6 @@ def test_try_plays_the_example_and_says_what_is_wrong_with_a_solution(folder: Pa
     assert done.exit_code == 1
     assert "worked solutions  0 of 16 give a reward of 1" in done.stdout
     assert "wrong: train 0: turn 1: there is no tool prize; the tools are price" in done.stdout
-
-
-def test_what_is_wrong_with_a_solution_is_said_with_turn_and_place() -> None:
-    class Shop:
-        name = "shop"
-
-        answers: tuple[str, ...] = ()
-
-        def __init__(self) -> None:
-            self.tools = (self.raising, self.good)
-
-        def raising(self) -> str:
-            """Raise."""
-            raise KeyError("x")
-
-        def good(self) -> str:
-            """Return."""
-            return "1"
-
-        def problem(self, *_: Any) -> Problem:
-            return Problem("t", "?")
-
-        def score(self, _: Problem, text: str) -> Score:
-            return Score(text == "1")
-
-        def solve(self, _: Problem) -> Any:
-            return list(self.answers)
-
-    shop = Shop()
-    isolated = IsolatedEnvironment(shop)  # type: ignore[arg-type]  # it has what a solution needs
-    for answers, fault in (
-        (("@good", "1"), ""),
-        (("@good", "2"), "its last answer, '2', gets a reward of 0, not 1"),
-        (("@good", "@raising", "1"), r"turn 2: KeyError: 'x' at .* in raising"),
-        (("@good 3", "1"), "turn 1: good takes no arguments"),
-        (("@good",), "turn 1: the last answer has a call, so nobody reads its result"),
-        (("1", "1"), "turn 1: an answer without a call ends the episode, but it is not the last one"),
-        ((), r"SolutionError: `solve` must return a list of answers, got \[\]"),
-    ):
-        shop.answers = answers
-        assert re.fullmatch(fault, play(isolated).fault), answers
 
 
 def test_the_solutions_of_the_ledger_get_a_reward_of_1() -> None:

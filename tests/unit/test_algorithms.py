@@ -12,7 +12,6 @@ from headrace.consumers.algorithms.contract import (
     Keep,
     Rejection,
     Result,
-    generated_lengths,
 )
 from headrace.consumers.algorithms.drop_zero_variance import DropZeroVariance
 from headrace.consumers.algorithms.max_staleness import MaxStaleness
@@ -75,11 +74,6 @@ def test_versions_are_taken_anew_over_what_is_left() -> None:
     assert left.rejected == (Rejection(1, "why", "because"),)
     assert left.rewards == candidate.rewards
     assert left.without([Rejection(0, "too")]).rejected == (Rejection(1, "why", "because"), Rejection(0, "too"))
-
-
-def test_lengths_count_generated_tokens_of_all_sequences() -> None:
-    whole = with_member(group(1.0, 0.0, versions=(3, 3)), 0, sequences=(sequence(3), sequence(3, 3, 3)))
-    assert generated_lengths(whole) == (4, 2)
 
 
 # ------------------------------------------------------------------------------------------------------------- validate
@@ -147,11 +141,6 @@ def test_fewer_than_two_sound_trajectories_are_no_group() -> None:
     assert result(Validate(), lonely) == Drop("too_few", "1 of 1 trajectories are left (no other survived)")
     dropped = result(Validate(), group(1.0, math.nan))
     assert dropped == Drop("invalid", "1 of 2 trajectories are left (1: reward, reward nan)")
-
-
-def test_rounding_above_zero_is_no_flaw() -> None:
-    certain = replaced(logprobs=np.array([0, 0, 1e-6, 0], np.float32))
-    assert find_sequence_fault(certain, head_version=3) is None
 
 
 def test_one_sequence_without_a_generated_token_is_no_flaw_beside_another() -> None:

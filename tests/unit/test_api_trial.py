@@ -14,7 +14,7 @@ import pytest
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.ops.offline.api_policy import Api, MessageText, read_messages
+from headrace.ops.offline.api_policy import Api
 from headrace.ops.offline.api_trial import try_with_api
 from headrace.ops.offline.trial import TrialRequest
 
@@ -128,12 +128,3 @@ def test_an_endpoint_that_is_away_is_said_and_wrong_options_are_refused() -> Non
         Api("localhost", "m")
     with pytest.raises(UsageError, match="exclude each other"):
         try_with_api(TrialRequest(REQUEST.recipe, answers=["1"]), Api("http://x", "m"))
-
-
-def test_messages_and_tools_come_back_from_the_text_that_they_are_rendered_to() -> None:
-    text, tools = MessageText(), [{"function": {"name": "get"}}]
-    messages = [{"role": "user", "content": "a\n\ue001b"}, {"role": "assistant", "content": "c"}]
-    assert read_messages(text.render([{"role": "assistant", "content": "\0c\ue001"}]))[0] == messages[1:]
-    read, known = read_messages(text.render(messages, tools))
-    assert (read, known) == ([{"role": "user", "content": "a\nb"}, messages[1]], tools)
-    assert text.render([*messages, messages[0]], tools).startswith(text.render(messages[:1], tools) + "c\ue003")

@@ -144,16 +144,6 @@ def test_any_avro_tool_reads_the_fields(tmp_path: Path) -> None:
         assert row["length"] == len(there.value)
 
 
-def test_a_value_in_another_schema_begins_a_file(tmp_path: Path) -> None:
-    values = [codec.encode(group(0)), codec.encode(Snapshot(component="feed")), codec.encode(group(2))]
-
-    found = archive(tmp_path, [message(offset, value) for offset, value in enumerate(values)])
-
-    listed = found.manifest.topics[TOPIC].partitions[0].files
-    assert [file.schema_name for file in listed] == ["TrajectoryGroup", "Snapshot", "TrajectoryGroup"]
-    assert [one.value for one in found.messages(PARTITION_ID)] == values
-
-
 def test_a_file_brings_the_schema_that_its_values_need(tmp_path: Path) -> None:
     newer = json.loads(codec.schema_texts()["Task"])
     newer["fields"].append({"name": "colour", "type": "string", "default": ""})
@@ -239,19 +229,6 @@ def assert_completed(root: Path) -> None:
     assert found.get(CLAIM) == OBJECT
     listed = {file.name for topic in found.manifest.topics.values() for one in topic.partitions for file in one.files}
     assert {str(file.relative_to(root)) for file in (root / "topics").rglob("*") if file.is_file()} == listed
-
-
-def test_a_file_that_a_killed_writer_had_not_listed_is_removed_by_the_next(tmp_path: Path) -> None:
-    made = writer(tmp_path)
-    made.write(message(0))
-    made._finish_file(PARTITION_ID)
-    made.location.release()
-    assert len(files_of(tmp_path)) == 1
-
-    found = archive(tmp_path, [message(0), message(1)])
-
-    [listed] = found.manifest.topics[TOPIC].partitions[0].files
-    assert [str(path.relative_to(tmp_path)) for path in files_of(tmp_path)] == [listed.name]
 
 
 class Broken(BaseException):
@@ -385,24 +362,6 @@ def test_an_object_that_cannot_be_had_is_noted_and_nothing_is_written_elsewhere(
         [file] = files_of(root / "a" / "b")
         everything = {path.name for path in root.rglob("*") if path.is_file()}
         assert everything == {"archive.lock", "manifest.json", file.name}
-
-
-def test_a_missing_object_is_looked_for_again(tmp_path: Path) -> None:
-    def away(claim: ClaimCheck, path: Path) -> None:
-        raise ObjectMissing("not now")
-
-    with ArchiveWriter(tmp_path, "t", "run-1", away, claims_of_group) as made:
-        made.add_topic(TOPIC, 1, {})
-        made.write(message(0, codec.encode(group(0, CLAIM))))
-        made.save()
-    assert Archive(tmp_path).manifest.missing
-
-    with ArchiveWriter(tmp_path, "t", "run-1", fetch, claims_of_group) as made:
-        made.retry_missing_objects()
-        made.save()
-
-    assert Archive(tmp_path).get(CLAIM) == OBJECT
-    assert not Archive(tmp_path).manifest.missing
 
 
 def test_an_object_of_the_archive_that_is_gone_or_cut_is_fetched_anew(whole: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.envs.arithmetic import ALPHABET, TIERS, Arithmetic
+from headrace.envs.arithmetic import TIERS, Arithmetic
 from headrace.envs.contract import GivesExamples, Problem, Split
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -36,28 +36,6 @@ def test_no_problem_is_in_two_splits_and_none_comes_twice(tier: str) -> None:
     for one, other in pairs:
         assert not set(drawn[one]) & set(drawn[other])
     assert len(drawn["held_out"]) >= 128
-
-
-@pytest.mark.parametrize("tier", ["times", "gcd", "fraction"])
-def test_the_splits_together_are_the_whole_tier(tier: str) -> None:
-    env = Arithmetic(1, [tier])
-    drawn = [prompt for split in SPLITS for prompt in prompts(env, split, env.size(split))]
-    assert len(set(drawn)) == len(drawn) == TIERS[tier].space
-
-
-def test_the_seed_orders_training_but_the_held_out_problems_stay() -> None:
-    one, other = Arithmetic(1), Arithmetic(2)
-    assert prompts(one, "train", 50) != prompts(other, "train", 50)
-    assert prompts(one, "held_out", 50) == prompts(other, "held_out", 50)
-    assert not set(prompts(other, "train", 3000)) & set(prompts(one, "held_out", one.size("held_out")))
-
-
-def test_the_order_begins_again_at_the_end() -> None:
-    env = Arithmetic(1, ["fraction"])
-    size = env.size("train")
-    assert env.problem("train", size + 3) == env.problem("train", 3)
-    with pytest.raises(ValueError, match="0 or more"):
-        env.problem("train", -1)
 
 
 def value_of(prompt: str) -> Fraction:
@@ -100,21 +78,6 @@ def test_an_alphabet_that_lacks_what_is_asked_is_refused_before_anything_is_star
         check_names(load_recipe("arithmetic", small))
     both = ['workflows.sums.workflow="solver_verifier"', 'workflows.sums.policies.verifier="solver"']
     check_names(load_recipe("arithmetic", [*small, *both]))
-
-
-def test_the_alphabet_spells_every_prompt_and_example() -> None:
-    assert len(set(ALPHABET)) == len(ALPHABET)
-    for tier in TIERS:
-        env = Arithmetic(5, [tier])
-        for example in map(env.example, range(400)):
-            assert set(example.prompt + example.completion) <= set(ALPHABET)
-
-
-def test_only_the_last_boxed_number_earns_the_reward() -> None:
-    for text in (r"\boxed{7}", r"\boxed{14/2}", r"\boxed{8} no \boxed{7}"):
-        assert Arithmetic(1).score(problem("7"), text).reward == 1.0, text
-    for text in (r"\boxed{7} no \boxed{8}", r"\boxed{7} no \boxed{8", "7", r"\boxed{}", r"\boxed{7/0}"):
-        assert Arithmetic(1).score(problem("7"), text).reward == 0.0, text
 
 
 @given(st.text())

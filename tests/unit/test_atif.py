@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_export import outcome, played, written
+from test_export import played, written
 
 from headrace.infra.errors import UsageError
 from headrace.ops.offline import exporter
@@ -122,19 +122,6 @@ def test_what_is_wrong_with_a_document_is_said(change: Any, told: str) -> None:
         read_document(made)
     with pytest.raises(AtifError, match="no valid document"):
         read_document([made])  # type: ignore[arg-type]
-
-
-def test_an_archive_becomes_a_file_of_documents_with_their_outcomes(tmp_path: Path) -> None:
-    source = written(tmp_path / "a", [played(0), played(1), outcome(0, "dropped", "zero_variance")])
-    done = export_atif(source, None, tmp_path / "out.jsonl")
-
-    documents = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert len(documents) == done.trajectories == done.rows
-    assert {(one["extra"]["number"], one["extra"]["outcome"]) for one in documents} == {(0, "dropped"), (1, "unknown")}
-    assert all(read_document(one).sequences for one in documents)
-    with pytest.raises(UsageError, match="already exists"):
-        export_atif(source, None, tmp_path / "out.jsonl")
-    assert [path.name for path in tmp_path.glob(".*")] == []
 
 
 def test_trajectories_without_a_sequence_are_counted_and_an_archive_that_cannot_be_read_is_not_told_as_the_file(

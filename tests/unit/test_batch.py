@@ -104,16 +104,6 @@ def test_micro_batches_keep_to_the_token_budget_and_a_longer_sequence_goes_alone
     assert all(len(cut) * max(one.ids.size for one in cut) <= 64 for cut in cuts[1:])
 
 
-def test_packed_micro_batches_count_no_padding_and_are_filled_up() -> None:
-    sequences = [*batch(), sequence(50, 50)]
-    cuts = cut_micro_batches(sequences, 64, packed=True)
-    sizes = [sum(one.ids.size for one in cut) for cut in cuts]
-    assert sum(map(len, cuts)) == len(sequences)
-    assert sizes[0] == 100
-    assert all(size <= 64 < size + after[0].ids.size for size, after in zip(sizes[1:], cuts[2:], strict=False))
-    assert len(cuts) < len(cut_micro_batches(sequences, 64))
-
-
 def test_a_sequence_without_a_trained_token_costs_nothing() -> None:
     silent = sequence(5, 0, group=3)
     (step,) = cut_minibatches([silent, sequence(1, 2)], 1, 64, seed=1, version=1)

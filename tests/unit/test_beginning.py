@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import stat
 import subprocess
 from dataclasses import replace
@@ -15,10 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
-from headrace.app.cli.options import program_name
 from headrace.app.launcher import beginning
 from headrace.app.launcher.beginning import RunOfAnother, begin
-from headrace.app.launcher.components import list_components, parts_of
+from headrace.app.launcher.components import list_components
 from headrace.app.launcher.standing_servers import format_recipe_lines, write_keys
 from headrace.app.launcher.watch import make_servers
 from headrace.infra.embedded.data_folder import DataFolder
@@ -36,7 +34,6 @@ from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import RecipeRevision, WorkerStatus
 
-PAGE = Path(__file__).parents[2] / "docs" / "processes.md"
 BY_SUPERVISORS = re.compile(r"--(slot|name) \S+")
 ADDRESS = RunAddress(Connection("k:1"), "arithmetic")
 
@@ -55,13 +52,6 @@ def words(recipe: str, *sets: str) -> set[str]:
     children = list_components(load_recipe(recipe, sets), "ADDRESS", Path("logs"))
     said = (" ".join(child.command).partition(" -m headrace ")[2].removesuffix(" --run ADDRESS") for child in children)
     return {" ".join(BY_SUPERVISORS.sub("", one).split()) for one in said}
-
-
-def test_the_parts_of_a_run_are_those_that_up_starts() -> None:
-    for recipe in ("arithmetic", "arithmetic-shadow", "efficient-data/fifo"):
-        assert {" ".join(part) for part in parts_of(load_recipe(recipe))} == words(recipe)
-    left = ("launch.workers=0", "launch.curators=0", "launch.feeder=false", "trainer.processes=0")
-    assert words("arithmetic", *left) == {"evaluate"}, "none that the recipe leaves to others"
 
 
 def test_a_run_does_not_begin_on_servers_that_would_end_with_the_command() -> None:
@@ -99,25 +89,6 @@ def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_te
     elsewhere = CliRunner().invoke(app, ["begin", "arithmetic"]).output
     assert "  /venv/bin/headrace feed --run" in elsewhere
     assert "here or on another machine (there the program may be called `headrace`)" in elsewhere
-
-
-def test_a_program_that_was_started_by_its_python_is_named_as_the_shell_finds_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "venv").mkdir()
-    (tmp_path / "venv" / "headrace").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "venv" / "headrace")
-    monkeypatch.setattr("sys.argv", ["/x/headrace/__main__.py"])
-    monkeypatch.setattr("sys.executable", str(tmp_path / "venv" / "python"))
-    for found, named in ((str(tmp_path / "link"), "headrace"), ("/other/headrace", None), (None, None)):
-        monkeypatch.setattr("shutil.which", lambda _, found=found: found)
-        assert program_name() == (named or f"{tmp_path}/venv/python -m headrace")
-
-
-def test_a_program_in_a_folder_with_a_space_is_named_so_that_a_shell_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/home/ann/my projects/bin/headrace", "up"])
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    assert shlex.split(program_name()) == ["/home/ann/my projects/bin/headrace"]
 
 
 def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,15 +272,3 @@ def test_who_watches_asks_the_servers_of_the_run_and_starts_none() -> None:
     assert (servers.has_embedded_kafka, servers.has_embedded_store) == (False, False)
     assert servers.connection.bootstrap == "k:1"
     assert (servers.store_address.endpoint, servers.store_address.secure) == ("s:2", True)
-
-
-def test_doctor_and_docs_name_every_variable_and_show_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = dict(re.findall(r"^\| `([A-Z0-9_]+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE))
-    assert rows == FOR_USERS
-
-    monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", "hush")
-    monkeypatch.setenv("COLUMNS", "200")
-    said = CliRunner().invoke(app, ["doctor"]).output
-    assert not [name for name in FOR_USERS if name not in said]
-    assert re.search(r"HEADRACE_S3_SECRET_KEY\W+set\b", said)
-    assert "hush" not in said

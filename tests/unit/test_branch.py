@@ -82,11 +82,6 @@ def test_a_folder_of_ones_own_beside_a_run_is_no_branch_and_stays(tmp_path: Path
     assert (data.branch / "notes").exists()
 
 
-def test_an_address_without_its_scheme_is_taken_for_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read the run address '10\.0\.0\.7:9092/arithmetic': give kafka://10"):
-        branch(RECIPE, "10.0.0.7:9092/arithmetic@40", DataFolder(tmp_path))
-
-
 def test_a_run_that_began_otherwise_becomes_no_branch(tmp_path: Path) -> None:
     data = DataFolder(tmp_path)
     data.write(RunNotes("arithmetic", "127.0.0.1:1", embedded_kafka=True))

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from patience import PATIENCE_S
 
-from headrace.infra.kafka import call_watch, clients
+from headrace.infra.kafka import call_watch
 from headrace.infra.kafka.admin_answers import await_answer
 from headrace.infra.kafka.call_watch import CallWatch
 
@@ -32,14 +32,6 @@ def test_only_seconds_in_which_kafka_answers_others_count_against_a_call(monkeyp
         is_frozen = False
         assert ended.wait(PATIENCE_S)
     watch.close()
-
-
-def test_kafka_that_no_client_can_be_made_for_answers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
-        raise clients.KafkaAway("the token server is away")
-
-    monkeypatch.setattr(clients, "get_admin", refuse)
-    assert not clients.is_answering(clients.Connection("nowhere:1"))
 
 
 def test_a_request_that_the_admin_client_has_lost_is_one_without_an_answer() -> None:

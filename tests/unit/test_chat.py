@@ -16,7 +16,6 @@ from headrace.envs import chat as chat_module
 from headrace.envs.chat import Chat, ChatError
 from headrace.envs.contract import Actor, Problem
 from headrace.envs.messages import Message
-from headrace.infra.weights.prompt_tokens import NoChatTemplate
 from headrace.producers.rollout.play.actor import EngineActor
 
 ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -128,18 +127,6 @@ def test_a_template_that_rewrites_history_is_noticed_once_and_a_new_sequence_beg
     assert "<think>" not in tokenizer.decode(engine_of(actor).asked[2])
 
 
-def test_without_a_template_the_texts_follow_one_another(tmp_path: Path) -> None:
-    tokenizer = save_tokenizer(tmp_path, None)
-    chat = Chat(prepare_actor(tokenizer, "3" + END, "2" + END), "solver", "1+1=")
-
-    play(chat, {"role": "user", "content": " no, 1+1="})
-
-    [sequence] = chat.sequences()
-    assert tokenizer.decode(sequence.ids, special_tokens=True) == f"1+1=3{END} no, 1+1=2{END}"
-    with pytest.raises(NoChatTemplate, match="describe them in the prompt"):
-        play(Chat(prepare_actor(tokenizer), "solver", [ASKED], tools=[ADD]))
-
-
 def test_tools_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     hides = KEEPS.replace("{{ tool | tojson }}", "")
     with pytest.raises(ChatError, match="does not show the tools add"):
@@ -201,12 +188,6 @@ def test_the_oldest_turns_may_be_dropped_in_a_new_sequence(tmp_path: Path) -> No
     begun = save_tokenizer(tmp_path).decode(second.ids[: second.spans[0].length])
     assert ("Be brief." in begun, "1+1?" in begun, "answer 0" in begun) == (True, True, False)
     assert [message["content"] for message in chat.messages][:3] == ["Be brief.", "1+1?", "answer 1"]
-
-
-def test_where_nothing_more_can_be_dropped_the_conversation_stops(tmp_path: Path) -> None:
-    _, reasons = a_long_chat(tmp_path, "drop_oldest", 180, turns=2, room=100)
-
-    assert reasons == ["stop", "length"]
 
 
 def test_a_loop_in_a_full_context_gives_way_once_and_then_ends_with_an_error(tmp_path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
-from chat_models import END, chat_tokenizer, prepare_actor, save_tokenizer
+from chat_models import chat_tokenizer
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
@@ -53,29 +51,3 @@ def test_the_page_shows_what_try_shows(folder: Path) -> None:
 
     assert done.exit_code == 0, done.output
     assert page.rstrip() in "\n".join(line.rstrip() for line in done.stdout.splitlines())
-
-
-def test_the_workflow_answers_a_call_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(folder))
-    from headrace.envs.registry import load_environment, load_workflow  # the page's module lies in the folder
-
-    env, play = load_environment("products:Products", 1, {}), load_workflow("products:calculator")
-    tokenizer = save_tokenizer(folder / "tokenizer")
-    asked = '<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": 3}}</tool_call>'
-    for texts, reward, told in (
-        ((asked, "36"), 1.0, "<tool_response>36</tool_response>"),
-        (("<tool_call>{</tool_call>", "36"), 1.0, "error: the tool call is not JSON"),
-        (('<tool_call>{"name": "multiply"}</tool_call>', "3"), 0.0, "error: KeyError"),
-        (("36",), 1.0, ""),
-    ):
-        actor: Any = prepare_actor(tokenizer, *(f"{text}{END}" for text in texts))
-        episode = asyncio.run(play(env.problem("train", 0), env, {"solver": actor}))
-        [sequence] = episode["solver"].sequences
-        assert episode["solver"].reward == reward
-        assert told in tokenizer.decode(sequence.ids)
-
-
-def test_the_code_is_as_short_as_the_page_promises() -> None:
-    workflow, environment = re.split(r"\n\n\n(?=class)", CODE)
-    assert len(workflow[workflow.index("async def") :].splitlines()) <= 12
-    assert len([line for line in environment.splitlines() if line]) <= 45

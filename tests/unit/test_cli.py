@@ -17,21 +17,19 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.app.cli import main as cli
-from headrace.app.cli.options import exit_without_verdict_on_error, open_console, print_answer
+from headrace.app.cli.options import exit_without_verdict_on_error, print_answer
 from headrace.infra import log
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.ops import opened_run
-from headrace.ops.compare import sweep
 from headrace.ops.dead_letters.redrive import Redriven, Refused
 from headrace.ops.offline.offline_run import OfflineRequest
 from headrace.ops.offline.offline_trainer import TrainingRequest
 from headrace.ops.offline.retrain import ComparedVersion
 from headrace.ops.opened_run import OpenedRun
 from headrace.ops.plain_json import plain
-from headrace.ops.topic_listing import ListedTopic
 
 FEED = "headrace.producers.feed.feeder.main"
 COMPONENTS = {
@@ -130,11 +128,6 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert not {"torch", "transformers", "confluent_kafka", "pydantic", "minio"} & set(modules.split())
 
 
-def test_a_shell_completes_commands() -> None:
-    asked = {"_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": "headrace dea", "COMP_CWORD": "1"}
-    assert CliRunner().invoke(cli.app, [], prog_name="headrace", env=asked).output.split() == ["dead-letters"]
-
-
 def commands(one: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command, those below others too."""
     below: dict[str, Any] = getattr(one, "commands", {})
@@ -195,17 +188,6 @@ def test_an_offline_command_calls_its_tool(monkeypatch: pytest.MonkeyPatch, tmp_
         assert result.exit_code == 0, result.output
         assert [given[: len(expected)] for given in seen] == [expected]
     assert Path("s.json").exists()
-
-
-def test_the_page_of_an_experiment_is_shown_even_if_its_summary_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    shown: list[object] = []
-    monkeypatch.setattr("headrace.ops.offline.offline_run.run_offline", lambda _: "what came of it")
-    monkeypatch.setattr("headrace.app.cli.offline.print_answer", lambda found, *_, **__: shown.append(found))
-    words = ["offline", "up", "arithmetic", "--from", "a", "--summary", str(tmp_path)]
-    assert CliRunner().invoke(cli.app, words).exit_code != 0
-    assert shown == ["what came of it"]
 
 
 def test_a_wrong_recipe_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,16 +258,6 @@ def test_a_wrong_command_line_is_told_as_json_too_to_who_asks_for_it(
     assert plainly.out == ""
     assert said.err == plainly.err
     assert "Usage: " in said.err
-
-
-def test_help_and_version_are_no_errors_whatever_else_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, told in ((("status", "--json", "--help"), "Usage: "), (("--version",), "headrace ")):
-        with pytest.raises(SystemExit) as caught:
-            cli.main(words)
-        said = capsys.readouterr()
-        assert caught.value.code == 0
-        assert told in said.out
-        assert "error" not in said.out.splitlines()[-1]
 
 
 def test_an_audit_that_cannot_be_made_is_another_end_than_one_that_does_not_close(
@@ -435,26 +407,6 @@ def test_only_a_command_that_is_alone_with_a_run_knows_that_nothing_is_written_t
     assert told == [True, False]
 
 
-def test_what_a_plot_wrote_is_said_beside_an_answer_that_stays_pure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(opened_run, "open_run", lambda *_given: nullcontext(OpenedRun(RUN, rests=True)))
-    monkeypatch.setattr(sweep, "play", lambda *_given: {})
-    for tool in ("headrace.ops.discards.discards", "headrace.ops.compare.comparison.build_comparison"):
-        monkeypatch.setattr(tool, lambda *_given: {"is": "answer"})
-    picture, page = tmp_path / "a.png", tmp_path / "a.html"
-    monkeypatch.setattr("headrace.app.views.discards_page.plot", lambda *_given: [picture])
-    monkeypatch.setattr("headrace.app.views.comparison_page.plot", lambda *_given: [picture, page])
-    words = ("--json", "--plot", str(tmp_path / "a.png"))
-
-    drawn = CliRunner().invoke(cli.app, ["discards", "--run", ADDRESS, *words])
-    compared = CliRunner().invoke(cli.app, ["compare", "efficient-data", "--data", str(tmp_path), *words])
-
-    assert (json.loads(drawn.stdout), drawn.stderr) == ({"is": "answer"}, f"wrote {tmp_path}/a.png\n")
-    assert json.loads(compared.stdout) == {"is": "answer"}
-    assert compared.stderr == f"wrote {tmp_path}/a.png and {tmp_path}/a.html\n"
-
-
 def test_a_redrive_of_a_letter_that_is_refused_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     done = Redriven(
         "demo", dry_run=False, redriven=(), already=(), refused=(Refused(2, "its record belongs to another run"),)
@@ -467,22 +419,6 @@ def test_a_redrive_of_a_letter_that_is_refused_fails(monkeypatch: pytest.MonkeyP
         assert (result.exit_code, json.loads(result.output)) == (code, plain(done))
 
 
-def test_debugging_shows_the_traceback_and_keeps_the_exit_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_address: str) -> Any:
-        raise UsageError("no")
-
-    monkeypatch.setattr(FEED, fail)
-    monkeypatch.setenv("HEADRACE_LOG", "debug")
-
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["feed", "--run", ADDRESS])
-
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("Traceback")
-
-
 def test_status_without_a_run_says_how_to_name_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,29 +429,6 @@ def test_status_without_a_run_says_how_to_name_one(
     assert code == 2
     assert "--data" in said
     assert "--run" in said
-
-
-def test_topics_of_a_run_are_listed_by_its_folder_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(
-        opened_run, "open_run", lambda *given: (asked.append(given), nullcontext(OpenedRun(RUN, rests=True)))[1]
-    )
-    listed = [ListedTopic("its.topic", 3, {"retention.ms": "-1"}, "created")]
-
-    def list_topics(run: object, *, only_list: bool) -> list[ListedTopic]:
-        return [] if only_list or run is not RUN else listed
-
-    monkeypatch.setattr("headrace.ops.topic_listing.list_topics_of_run", list_topics)
-
-    for words in (["--data", str(tmp_path)], ["--run", ADDRESS], []):
-        result = CliRunner().invoke(cli.app, ["topics", *words])
-        assert result.exit_code == 0, result.output
-        assert (
-            result.output.split()[-8:]
-            == ["its.topic", "3", "for", "ever", "1", "created", "settings", "1:", "retention.ms=-1"][-8:]
-        )
-
-    assert asked == [(None, tmp_path), (ADDRESS, None), (None, None)]
 
 
 def test_topics_of_a_recipe_are_listed_without_a_cluster_and_with_all_that_they_are_to_be_made_with() -> None:
@@ -632,10 +545,3 @@ def test_notes_survive_the_file_and_add_up(tmp_path: Path) -> None:
     assert found.effort.cpu["feed"] == {"process": 2.0, "librdkafka": 0.5}
     assert found.effort.cpu["broker"] == {"process": 4.0, "librdkafka": 0.0}
     assert json.loads((tmp_path / "run.json").read_text())["run"] == "demo"
-
-
-def test_a_terminal_of_no_width_is_taken_for_one_of_the_usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "0")
-    assert open_console().width == 80
-    monkeypatch.setenv("COLUMNS", "120")
-    assert open_console(outlives_reader=True).width == 120

@@ -17,14 +17,6 @@ def test_lines_that_librdkafka_writes_to_standard_error_are_events(capfd: pytest
     assert [one["event"] for one in logged if one["code"] == "CONF"] == ["kafka.error"]
 
 
-def test_lines_that_were_asked_for_are_left_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
-    with capture_logs() as logged:
-        open_producer(Connection("", {"debug": "conf"}), "check").poll(0)
-
-    assert "|CONF|" in capfd.readouterr().err
-    assert logged == []
-
-
 def test_a_report_that_repeats_is_one_line_in_a_while_that_says_how_many_it_stands_for() -> None:
     now = [0.0]
     reports = ClientReports(lambda: now[0])

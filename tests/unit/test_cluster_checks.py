@@ -19,7 +19,7 @@ from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.cluster_sight import SeenCluster, SeenGroup, SeenTopic
 from headrace.ops import opened_run
 from headrace.ops.preflight import cluster
-from headrace.ops.preflight.cluster import ClusterUnfit, check_cluster, find_needs, find_needs_of_unbegun, refuse_unfit
+from headrace.ops.preflight.cluster import ClusterUnfit, check_cluster, find_needs, refuse_unfit
 
 RECIPE = sums_recipe()
 WANTED = find_needs(RECIPE, RECIPE.topic_specs)
@@ -158,26 +158,6 @@ def test_each_missing_right_is_a_line_and_what_a_run_can_do_without_is_no_fault(
     assert version.ok
     assert "--operation DescribeConfigs --cluster allows it" in version.detail
     assert [one.is_note for one in (rights[0], version, rights[1])] == [True, True, False]
-
-
-def test_a_grant_names_the_user_that_asked_and_sentences_fit_their_number() -> None:
-    seen = without(CURATED, forbidden={CURATED: frozenset({"CREATE"})})
-    found = {one.what: one for one in check_cluster(seen, WANTED, "alice b")}
-    assert "--allow-principal 'User:alice b' --operation Create" in found["rights"].detail
-    assert found["addresses"].detail == "k:1 answers from here"
-    assert found["topics"].detail.endswith(", 1 is missing and will be created")
-    two = replace(SOUND, brokers=(Advertised("k", 1), Advertised("l", 1)), topics={})
-    found = {one.what: one for one in check_cluster(two, WANTED)}
-    assert found["addresses"].detail == "k:1, l:1 answer from here"
-    assert found["topics"].detail == f"{len(WANTED.topics)} are missing and will be created"
-
-
-def test_of_a_run_that_has_not_begun_the_topics_are_not_counted() -> None:
-    [topics] = [
-        one for one in check_cluster(replace(SOUND, topics={}), find_needs_of_unbegun("t")) if one.what == "topics"
-    ]
-    assert topics.detail == "not checked: `headrace topics RECIPE` lists the topics that run t needs"
-    assert topics.is_note
 
 
 def test_all_that_is_wrong_is_one_list_and_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:

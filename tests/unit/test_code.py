@@ -17,9 +17,8 @@ from headrace.envs.code import judge, worlds
 from headrace.envs.code.cases import Cases, WrongTests, find_code, read_cases, read_references
 from headrace.envs.code.grading import EACH, SOLUTIONS, TESTS
 from headrace.envs.code.in_box import spell
-from headrace.envs.code.judge import Answer, Judge
 from headrace.envs.code.programs import Programs
-from headrace.envs.code.written_cases import read_written_cases, strip_examples
+from headrace.envs.code.written_cases import read_written_cases
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
 from headrace.envs.sandbox.contract import BoxUnavailable
@@ -152,20 +151,6 @@ def test_settings_that_cannot_be_used_and_a_machine_without_boxes_are_refused(mo
             load_environment(use, 1, settings)
 
 
-def test_answers_are_kept_unless_they_are_late_or_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, ran = Judge(), list[str]()
-
-    async def answer(request: bytes) -> list[Answer]:
-        ran.append(code := request.decode().split("'")[1])
-        return [Answer("late" if code == "late" else "ok", "x" * (judge.KEPT_CHARACTERS + (code == "long")))]
-
-    monkeypatch.setattr(run, "_run_in_box", answer)
-    monkeypatch.setattr(judge, "KEPT", 2)
-    for code in ("late", "late", "long", "long", "a", "b", "a", "c", "b", "a"):
-        run.run(code, "", [""])
-    assert ran == ["late", "late", "long", "long", "a", "b", "c", "a"]
-
-
 def test_a_row_of_a_data_set_brings_its_tests(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": "Add.", "input_output": "{}"}) + "\n")
     settings = {"path": str(tmp_path / "rows.jsonl"), "scorer": "code", "held_out": 0.0}
@@ -175,13 +160,6 @@ def test_a_row_of_a_data_set_brings_its_tests(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ solver and tester
-
-
-def test_examples_are_cut_from_a_statement_unless_little_would_remain() -> None:
-    told = "Add two numbers of a line.\n"
-    assert strip_examples(f"{told}\nExamples\n1 2 gives 3\n\nConstraints\nsmall\n") == f"{told}\nConstraints\nsmall\n"
-    assert strip_examples(f"{told}**Sample Input**\n1 2\n### Sample Output\n3\n") == told
-    assert strip_examples(f"Add.\nExample:\n{'1 2 gives 3. ' * 9}") == f"Add.\nExample:\n{'1 2 gives 3. ' * 9}"
 
 
 def test_cases_are_two_in_json_in_the_last_block_or_alone() -> None:

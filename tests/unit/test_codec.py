@@ -98,13 +98,10 @@ def test_tensors_come_back_as_views_that_cannot_be_written() -> None:
     ("record", "path"),
     [
         (Task(number="7"), "Task.number: expected int, got str"),  # type: ignore[arg-type]  # the fault
-        (Task(number=True), "Task.number: expected int, got bool"),
         (Trajectory(reward=1), None),
         (TrajectoryGroup(trajectories=[]), "TrajectoryGroup.trajectories: expected tuple, got list"),  # type: ignore[arg-type]  # the fault
-        (TrajectoryGroup(episode_ids=("a", 2)), r"TrajectoryGroup.episode_ids\[1\]: expected str"),  # type: ignore[arg-type]  # the fault
         (TrajectoryGroup(claim=Task()), "TrajectoryGroup.claim: expected ClaimCheck, got Task"),  # type: ignore[arg-type]  # the fault
         (Task(versions={"solver": 1.0}), r"Task.versions\['solver'\]: expected int, got float"),  # type: ignore[dict-item]  # the fault
-        (Task(versions={3: 1}), "Task.versions: expected a str key, got int"),  # type: ignore[dict-item]  # the fault
         (Task(number=2**63), "Task: "),
         (Task(payload="\ud800"), "Task.payload: text must not hold half a character"),
         (CuratedGroup(group="text"), "CuratedGroup.group: expected bytes, got str"),  # type: ignore[arg-type]  # the fault

@@ -8,7 +8,7 @@ import pytest
 from drawn_page import drawn
 
 from headrace.app.views.chart import check_picture
-from headrace.app.views.comparison_page import comparison_page, draw_figure, plot
+from headrace.app.views.comparison_page import comparison_page, plot
 from headrace.infra.errors import UsageError
 from headrace.ops.compare.comparison import (
     Comparison,
@@ -56,13 +56,6 @@ def test_curves_are_averaged_where_all_are_known_with_straight_lines_between_poi
     found = compute_mean_curve([[(10.0, 1.0), (70.0, 7.0)], [(4.0, 0.0), (80.0, 0.0)]], "seconds")
     assert (len(found.x), found.x[:2], found.x[-1], found.mean[:2]) == (61, [10.0, 11.0], 70.0, [0.5, 0.55])
     assert compute_mean_curve([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]], "seconds") == MeanCurve([], [], [], [])
-
-
-def test_a_point_is_the_mean_of_its_version_and_of_those_before_it() -> None:
-    curve, progress = [[v, float(v * v)] for v in range(7)], [[v, v, v] for v in range(7)]
-    block = policy(reward_curve=curve, eval_curve=curve, progress=progress)
-    assert list_points(block, "held_out", "version") == [(v, v * v) for v in range(7)]
-    assert [y for _, y in list_points(block, "reward", "version")] == [0, 0.5, 5 / 3, 3.5, 6, 11, 18]
 
 
 def test_a_version_whose_evaluation_lacks_a_workflow_is_no_point() -> None:
@@ -169,24 +162,3 @@ def test_the_picture_is_drawn_and_the_page_beside_it_needs_no_other_file(found: 
     page = (tmp_path / "sweep.html").read_text()
     assert "<p>a &lt;sweep&gt;</p>" in page
     assert 'src="' not in page.replace('src="data:image/png;base64,iVBOR', "")
-
-
-def drawn_lines(panel: Any) -> list[list[float]]:
-    return [list(line.get_xdata()) for line in panel.lines if len(line.get_xdata())]
-
-
-def test_seeds_that_share_no_stretch_of_time_are_drawn_one_by_one_and_the_panel_says_so() -> None:
-    runs = {f"s-ds-{seed}": PlayedRun("ds", seed, result(summary(0.5, {})), "") for seed in (1, 2)}
-    before = draw_figure(build_comparison("s", "", runs)).axes
-    later = summary(0.5, {})
-    later["policies"]["solver"]["progress"] = [[0, 0, 104.0], [1, 80, 106.0], [2, 160, 108.0]]
-    runs["s-ds-2"] = PlayedRun("ds", 2, result(later), "")
-
-    version, _, seconds, *_ = draw_figure(build_comparison("s", "", runs)).axes
-
-    assert [len(drawn_lines(panel)) for panel in before] == [1] * 6
-    assert not any(panel.get_title() for panel in before)
-    assert (drawn_lines(version), version.get_title()) == ([[0, 1, 2]], "")
-    assert drawn_lines(seconds) == [[4, 6, 8], [104, 106, 108]]
-    said = "ds: a thin line for each seed and no mean, because the seeds share no part of the x axis"
-    assert seconds.get_title().split() == said.split()

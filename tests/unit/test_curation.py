@@ -18,7 +18,6 @@ from headrace.consumers.curate.context import CuratorContext, UnknownRevision, f
 from headrace.consumers.curate.curator import MOST_FAILURES, CuratorPartition
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Message, Outgoing
-from headrace.infra.kafka.dead_letters import REDRIVE_HEADER
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.store.object_store import ObjectMissing
 from headrace.schemas import codec
@@ -30,7 +29,6 @@ from headrace.schemas.records import (
     EpisodeError,
     Failure,
     Outcome,
-    Span,
     TrajectoryGroup,
 )
 from headrace.schemas.topics import Topics
@@ -254,14 +252,6 @@ def test_what_an_algorithm_only_watches_is_counted_over_a_restore_and_nothing_el
     assert flagged == [4, 4, 0, 8]
 
 
-def test_a_trajectory_that_is_dropped_is_named_as_it_is_where_an_episode_failed_before_it() -> None:
-    made = small_group([1.0, 0.0, 0.0], [2, 2, 3], number=0, ids=["sums:0:0", "sums:0:2", "sums:0:3"], failed=1)
-    state = partition_of([{"use": "length_bounds", "longest": 2}])
-    found = read(list(state.handle(message(replace(made, run_id="run-1")))))
-    dropped = [one for one in found if isinstance(one, Outcome) and one.level == "trajectory"]
-    assert [one.trajectory_id for one in dropped] == ["sums:0:3"]
-
-
 class Picky(Stateless):
     """Fails over some numbers."""
 
@@ -271,15 +261,6 @@ class Picky(Stateless):
     def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
         if candidate.group.number in self.refused:
             raise ZeroDivisionError("rewards of nobody")
-        return (Keep(candidate),)
-
-
-class Careless(Picky):
-    """Returns of some numbers what no record can be made of."""
-
-    def process(self, candidate: Candidate, clock: int) -> Iterable[Result]:
-        if candidate.group.number in self.refused:
-            return (Keep(replace(candidate, kept=(0, 7))),)
         return (Keep(candidate),)
 
 
@@ -300,18 +281,6 @@ def test_a_group_over_which_an_algorithm_fails_is_dead_and_the_next_one_is_kept(
     outcome, _ = read(list(mended.handle(sent_back(message(group(4), offset=1)))))
     assert isinstance(outcome, Outcome)
     assert (outcome.verdict, outcome.number) == ("kept", 4), "it was sent back after the fix"
-
-
-def test_a_group_over_which_an_algorithm_returns_nonsense_is_dead_and_eight_in_a_row_end_the_curator() -> None:
-    state = picky(*range(4, 400, 4), kind=Careless)
-    assert handled(state, group(0)).verdict == "kept"
-    for offset in range(1, MOST_FAILURES):
-        [dead] = read(list(state.handle(message(group(4 * offset), offset=offset))))
-        assert isinstance(dead, DeadLetter)
-        assert (dead.reason, dead.number) == ("algorithm_failed", 4 * offset)
-        assert "Careless returned a result that cannot be used: kept must be from 0 to 1" in dead.detail
-    with pytest.raises(ChainError, match=r"the chain failed on 8 groups in a row; .*kept must be from 0 to 1"):
-        list(state.handle(message(group(4 * MOST_FAILURES), offset=MOST_FAILURES)))
 
 
 class Timeless(Picky):
@@ -336,21 +305,6 @@ def test_a_replay_however_late_it_may_be_has_a_deadline_that_a_record_can_hold()
     [*_, again] = [record for number in range(0, 12, 4) for record in read(list(state.handle(message(group(number)))))]
     assert isinstance(again, CuratedGroup)
     assert again.deadline_version == LARGEST_NUMBER + 3
-
-
-def test_groups_whose_spans_tell_of_any_length_are_dropped_and_end_no_curator() -> None:
-    state = partition()
-    for offset in range(MOST_FAILURES):
-        made = group(4 * offset)
-        first, second = made.trajectories
-        vast = replace(first.sequences[0], spans=(Span("prompt", 2**62), *first.sequences[0].spans[1:]))
-        sent = message(replace(made, trajectories=(replace(first, sequences=(vast,)), second)), offset=offset)
-        [outcome] = read(list(state.handle(sent)))
-        assert isinstance(outcome, Outcome)
-        assert (outcome.verdict, outcome.reason) == ("dropped", "invalid")
-        [error] = outcome.errors
-        assert (error.reason, error.episodes) == ("error", 2)
-        assert "0: spans, sequence 0: the spans have [4611686018427387904" in error.detail
 
 
 def test_an_algorithm_that_fails_over_one_group_after_the_other_ends_the_curator_with_its_words() -> None:
@@ -403,14 +357,6 @@ def test_what_a_shadow_cannot_read_it_concludes_as_the_policy_does_and_without_a
         assert (state.is_last_refused, beside.is_last_refused) == (True, True)
         state.handle(message(group(4)))
         assert not state.is_last_refused
-
-
-def test_what_is_sent_back_is_a_repetition_to_a_shadow() -> None:
-    broken, sent_back = message(group(0), value=b"no record"), message(group(0))
-    sent_back = replace(sent_back, headers=[*sent_back.headers, (REDRIVE_HEADER, b"0")])
-    for state, expected in ((partition(), 2), (shadow(), 0)):
-        assert list(state.handle(broken))
-        assert len(list(state.handle(sent_back))) == expected
 
 
 def test_groups_of_before_a_shadow_was_there_go_through_the_first_chain_that_it_had() -> None:

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from made_groups import candidate
 
-from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, UnknownAlgorithm, load_chain
+from headrace.consumers.algorithms.chain import ALGORITHMS, Chain, load_chain
 from headrace.consumers.algorithms.contract import Candidate, Drop, Keep
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -76,16 +76,6 @@ def test_the_pages_own_algorithm_works_and_goes_on_from_its_snapshot() -> None:
     again.restore(json.loads(json.dumps(chain.snapshot())))
     verdicts += [type(again.process(asked(task), clock)[0]) for task, clock in seen[4:]]
     assert verdicts == [Keep, Drop, Keep, Drop, Keep, Keep]
-
-
-@pytest.mark.usefixtures("_page")
-def test_the_pages_own_algorithm_refuses_what_cannot_be() -> None:
-    for versions, sentence in (
-        (0, "versions must be 1 or more; got 0"),
-        ("two", "versions must be an integer, got 'two'"),
-    ):
-        with pytest.raises(UnknownAlgorithm, match=sentence):
-            load_chain([("my_page:Rested", {"versions": versions})])
 
 
 def test_the_pages_example_from_python_works() -> None:

@@ -146,16 +146,6 @@ def test_a_pointer_and_a_table_as_text_are_told_by_name_with_what_to_do(tmp_path
         Dataset(1, str(tmp_path / name), held_out=0).size("train")
 
 
-def test_columns_of_parquet_that_are_stored_as_categories_are_texts_too(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="the optional extra data is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    levels = pa.array([f"level {n % 5 + n // 30}" for n in range(60)]).dictionary_encode()
-    table = pa.table({"problem": [f"p{n}" for n in range(60)], "answer": list(range(60)), "level": levels})
-    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=30)
-    env = Dataset(1, str(tmp_path / "a.parquet"), columns={"tier": "level"}, held_out=0)
-    assert {one.tier for one in listed(env)} == {f"level {n}" for n in range(6)}
-
-
 def test_a_dataset_draws_as_jsonl_of_earlier_builds_did(tmp_path: Path) -> None:
     found = [{"problem": f"p{n}", "answer": "1"} for n in range(40)]
     path = written(tmp_path / "a.jsonl", found)
@@ -216,19 +206,6 @@ def test_a_split_of_a_folder_of_datasets_is_held_out_by_its_name(tmp_path: Path)
     assert (env.size("train"), env.size("held_out")) == (30, 10)
     with pytest.raises(TaskFileError, match="no split 'dev'; it has 'train', 'test'"):
         Dataset(1, str(tmp_path / "d"), columns=COLUMNS, split="dev").read_data()
-
-
-def test_a_split_of_what_has_none_is_refused_by_its_key(tmp_path: Path) -> None:
-    path, own = written(tmp_path / "a.jsonl", rows(40)), written(tmp_path / "b.jsonl", rows(50)[40:])
-    chosen: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("split = 'test'", {"split": "test"}),
-        ("revision = 'v1'", {"revision": "v1"}),
-        ("held_out.split = 'test'", {"held_out": {"split": "test"}}),
-    )
-    for named, given in chosen:
-        with pytest.raises(TaskFileError, match=re.escape(f"a.jsonl: leave out {named}, which would have no effect")):
-            Dataset(1, path, columns=COLUMNS, **given).read_data()
-    assert Dataset(1, path, columns=COLUMNS, held_out={"path": own, "split": "train"}).size("held_out") == 10
 
 
 def test_a_problem_at_an_index_is_the_same_whoever_asks_and_another_seed_has_another_order(tmp_path: Path) -> None:
@@ -343,16 +320,13 @@ def test_arguments_of_calls_in_a_history_are_a_table_for_every_template(
             [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}],
             "must end with a message of the user",
         ),
-        ([{"role": "user", "content": " "}], "must end with a message of the user"),
         ([{"role": "human", "content": "1?"}], r"`prompt`\[0\] must be a dict with a `role`"),
-        (["1?"], "`prompt` must be a non-empty string"),
         (
             [called("{'a': 1}")],
             r"`prompt`\[0\]\.tool_calls\[0\]\.function\.arguments must be a JSON object, but .* no JSON",
         ),
         ([{"role": "user", "content": [{"type": "image"}]}], r"`prompt`\[0\]\.content\[0\] is of type image"),
         ([{"role": "system", "content": "a"}, {"role": "user", "content": "1?"}], "leave out the setting `system`"),
-        ([], "`prompt` must be a non-empty string"),
     ],
 )
 def test_messages_that_cannot_be_asked_are_refused_with_their_line(tmp_path: Path, talk: list[Any], why: str) -> None:
@@ -539,9 +513,7 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
             {"held_out": {"file": "x", "split": "y"}},
             "held_out must be a path, or a table of config, path, revision, split",
         ),
-        ({"held_out": {"file": 1}}, "held_out.file must be a path"),
         ({"held_out": {"math": "a.jsonl"}}, "held_out.math names the training data itself"),
-        ({"held_out": "a.jsonl"}, "held_out names the training data itself"),
         (
             {"columns": {"solution": "s"}, "held_out": 0.5, "warm_start": 0.5},
             r"held_out \+ warm_start must be below 1, got 0\.5 \+ 0\.5",
@@ -549,12 +521,8 @@ def test_an_empty_or_broken_file_and_one_that_was_changed_meanwhile_are_refused(
         ({"columns": {"solution": "s"}, "warm_start": 0}, "warm_start, a share"),
         ({"template": "problem"}, r"template must contain \{problem\}"),
         ({"keep": "tests"}, "keep must be a list"),
-        ({"keep": [5]}, "keep must be a list"),
         ({"keep": ["scorer"], "columns": {"scorer": "judge"}}, "give the column another name in the data"),
-        ({"instruction": 5}, "instruction must be a text"),
-        ({"template": 5}, "template must be a text"),
         ({"scorers": ["exact"]}, "scorers must be a table of scorers by name"),
-        ({"path": 7}, "path must be a text"),
         ({"scorer": 7}, "a scorer must be a name or a table with `use`"),
         ({"scorer": {"use": "numeric", "tolerence": 1}}, "scorer numeric: .*tolerence.*the settings are tolerance"),
         ({"colums": {}}, "colums.*the settings are columns, "),
@@ -573,16 +541,13 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], word
             b'[{"problem": "p"}]',
             r"rows\.json:1: expected a JSON object, got list.*one JSON object per line.*jq",
         ),
-        ("rows.json", b'[\n{"problem": "p"}\n]', r"rows\.json:1: not JSON.*one JSON object per line"),
         ("rows.jsonl", '{"problem": "p"}'.encode("utf-16"), r"rows\.jsonl:1: not UTF-8.*UTF-16.*iconv"),
         ("rows.jsonl", '{"problem": "café"}'.encode("latin1"), r"rows\.jsonl:1: not UTF-8.*iconv -f LATIN1"),
         ("rows.jsonl", b"\x1f\x8b\x08", r"rows\.jsonl:1: not UTF-8.*compressed.*\.jsonl\.gz"),
-        ("s3://bucket/rows.jsonl", b"", "is not a path on this machine"),
         ("https://host/rows.jsonl", b"", "is not a path on this machine"),
         ("openai/gsm8k", b"", "write hub:openai/gsm8k"),
         ("", b"", "must name a file or a folder"),
         ("a\0b", b"", "must name a file or a folder"),
-        ("~nosuchuser/rows.jsonl", b"", "give the full path"),
     ],
 )
 def test_a_path_of_another_kind_is_refused_with_what_to_do(
@@ -593,20 +558,6 @@ def test_a_path_of_another_kind_is_refused_with_what_to_do(
         Path(path).write_bytes(content)
     with pytest.raises(TaskFileError, match=words):
         Dataset(1, str(path)).size("train")
-
-
-def test_of_one_problem_without_an_answer_other_kept_columns_are_refused_as_two_answers_are(tmp_path: Path) -> None:
-    def read(*tests: str) -> int:
-        lines = [{"problem": "Write f.", "tests": one, "id": number} for number, one in enumerate(tests)]
-        more = [{"problem": str(number), "tests": "t", "id": number} for number in range(8)]
-        path = written(tmp_path / "code.jsonl", lines + more)
-        env = Dataset(1, path, columns={"answer": ""}, keep=["tests"], scorer="operator:eq", held_out=0)
-        env.read_data()
-        return env.size("train")
-
-    assert read("assert f() == 1", "assert f() == 1") == 9
-    with pytest.raises(TaskFileError, match=r":2 and .*:1 hold the same problem with different columns, .*== 2.*== 1"):
-        read("assert f() == 1", "assert f() == 2")
 
 
 def test_a_mixture_mixes_datasets_and_their_worked_examples(tmp_path: Path) -> None:

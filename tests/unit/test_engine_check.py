@@ -97,8 +97,6 @@ def test_the_shipped_engine_keeps_every_promise(subject: Subject) -> None:
     ("what", "fault", "words"),
     [
         ("log-probabilities", "its own temperature", "differ by"),
-        ("log-probabilities", "a token too few", "must have equal lengths; they have 32, 31 and 32 tokens"),
-        ("log-probabilities", "double", "they are int32 and float64"),
         ("log-probabilities", "crashes", "no such request"),
         ("seeds", "no seed", "seed 1 gave other tokens the second time"),
         ("ends", "no stop", "] with 'length'"),
@@ -108,7 +106,6 @@ def test_the_shipped_engine_keeps_every_promise(subject: Subject) -> None:
         ("prefix cache", "keeps its weights", "tokens were not made by the weights"),
         ("held versions", "newest for held", "alone; its version_runs are"),
         ("held versions", "never releases", "after its release must raise VersionGone"),
-        ("ends", "silent", "no result within 0.1 s; if the engine loads"),
     ],
 )
 def test_a_promise_that_an_engine_breaks_is_named(
@@ -135,18 +132,6 @@ def test_an_engine_that_holds_no_version_is_not_asked_for_one(subject: Subject) 
 
     found = check(subject, "held versions", HoldsNone(subject.engine, ""))
     assert (found.verdict, "evaluations go to other workers" in found.detail) == ("skipped", True)
-
-
-def test_an_engine_that_answers_after_its_end_is_named(subject: Subject) -> None:
-    class NeverCloses(Wrong):
-        def close(self) -> None:
-            pass
-
-    found = check(subject, "closing", NeverCloses(subject.engine, ""))
-    assert (found.verdict, found.detail) == (
-        "broken",
-        "a request after close() must raise EngineError; it was answered",
-    )
 
 
 def test_the_command_prints_a_line_for_each_promise_and_needs_an_engine_with_a_model(

@@ -21,7 +21,7 @@ from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.judging import score_answer
 from headrace.envs.workflows.single_turn import single_turn
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST
-from headrace.producers.engines.contract import EngineError, Generation
+from headrace.producers.engines.contract import Generation
 from headrace.producers.rollout import worker
 from headrace.producers.rollout.intake.slots import Slots
 from headrace.producers.rollout.play.engine_room import EngineRoom, EpisodeClock, wait_for_turn
@@ -113,22 +113,6 @@ def test_a_request_that_is_cancelled_as_it_gets_a_place_gives_the_place_to_the_n
     asyncio.run(run())
 
 
-def test_no_more_requests_are_in_the_engine_than_it_has_room_for_also_when_they_fail_or_are_cancelled() -> None:
-    async def run() -> None:
-        for engine in (Counting(), Counting(EngineError("too long"))):
-            a_context = in_room(engine, 2)
-            played = asyncio.create_task(play(replace(TASK, n_asked=9), spec(), a_context))
-            cut = asyncio.create_task(play(replace(TASK, n_asked=9), spec(), a_context))
-            await turn(5)
-            cut.cancel()
-            group = await played
-            await turn()
-            assert (len(group.trajectories) + len(group.failures), engine.most) == (9, 2)
-            assert (a_context.room.running, a_context.room.waiting, a_context.room.count_free(0)) == (0, 0, 2)
-
-    asyncio.run(run())
-
-
 def test_an_episode_that_waits_for_a_tool_holds_no_room_and_lets_other_tasks_begin() -> None:
     async def run() -> None:
         tool, at_tool = asyncio.Event(), list[str]()
@@ -196,20 +180,6 @@ def test_free_room_goes_to_the_episode_that_began_first_of_training_and_evaluati
             *("training", "evaluation", "evaluation", "later training"),
             *("evaluation", "training"),
         ]
-
-    asyncio.run(run())
-
-
-def test_evaluations_and_training_share_a_full_engine_and_both_end() -> None:
-    async def run() -> None:
-        engine = Counting()
-        a_context = in_room(engine, 2)
-        evaluation = replace(TASK, n_asked=9, purpose="eval", versions={"p": 3})
-        tasks = [TASK, evaluation, TASK, evaluation]
-        groups = await asyncio.gather(*(play(task, spec(spawn_agents), a_context) for task in tasks))
-        assert [(len(one.trajectories), one.asked_version) for one in groups] == [(3, -1), (9, 3)] * 2
-        assert engine.most == 2
-        assert all((call["version"] == 3) == (call["sampling"].temperature == 0) for call in engine.calls)
 
     asyncio.run(run())
 

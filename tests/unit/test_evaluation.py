@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_ledger import MadeLedger
 
 from headrace.app.views.evaluation_words import describe_evaluation, group_by_workflow
-from headrace.consumers.evaluate.evaluation import MOST_OPEN_ERRORS, EvaluationFold
+from headrace.consumers.evaluate.evaluation import EvaluationFold
 from headrace.ops.episode_errors import list_errors
 from headrace.ops.figures.reward_figures import Rewards
 from headrace.ops.figures.summary import find_eval_ends
@@ -118,18 +118,6 @@ def test_a_result_names_the_errors_of_its_episodes_also_after_a_restart() -> Non
     ]
 
 
-def test_an_evaluation_under_way_counts_a_bounded_number_of_errors() -> None:
-    fold = EvaluationFold("r", 200)
-    for number in range(199):
-        name = "".join(chr(ord("a") + int(digit)) for digit in str(number))
-        fold.fold_group(replace(group(number, n_asked=1), failures=(Failure(reason="error", detail=f"{name}: x"),)))
-    [[*_, errors]] = fold.snapshot()["errors"]
-    assert len(errors) == MOST_OPEN_ERRORS
-    result = fold.fold_group(group(199, n_asked=1))
-    assert result is not None
-    assert (len(result.errors), result.failures) == (4, 200)
-
-
 def test_an_evaluation_of_which_every_episode_failed_has_no_reward() -> None:
     result = EvaluationFold("r", 1).fold_group(group(0, n_asked=4))
     assert result is not None
@@ -155,15 +143,6 @@ def test_each_of_a_few_tiers_has_a_result_of_its_own() -> None:
     assert describe_evaluation(result).endswith("at version 3 (easy 1.00, hard 0.50) (2 of 8 episodes failed)")
     many = [replace(one, tier=f"level {one.number}") for one in (group(at, 1.0) for at in range(17))]
     assert fold_all(EvaluationFold("r", 17), many)[0].tiers == ()
-
-
-def test_a_held_out_reward_is_the_mean_of_rewards_of_any_size() -> None:
-    result = EvaluationFold("r", 1).fold_group(group(0, 0.5, 0.6, 3.0, -1.0))
-    assert result is not None
-    assert result.avg_at_k == pytest.approx((0.5 + 0.6 + 3.0 - 1.0) / 4)
-    assert result.pass_at_k["1"] == 0.5
-    [result] = fold_all(EvaluationFold("r", 2), [replace(group(at, -2.0, -1.0), tier=f"{at}") for at in range(2)])
-    assert (result.avg_at_k, [tier.avg_at_k for tier in result.tiers]) == (-1.5, [-1.5, -1.5])
 
 
 @pytest.mark.parametrize("rewards", [(1e308, 1e308), (1e308, -1e308, 1e308, 1e308), (math.inf, -math.inf), (1e301,)])

@@ -20,16 +20,6 @@ def late() -> Evictions[None]:
     return evictions
 
 
-def test_evictions_wait_for_the_version_that_is_on_its_way(late: Evictions[None]) -> None:
-    assert not late.is_due(is_idle=False, has_batch=True)
-    assert late.is_due(is_idle=True, has_batch=False)
-    young = Evictions[None]()
-    assert not young.is_due(is_idle=True, has_batch=True), "there are none"
-    young.add([LEFT])
-    assert not young.is_due(is_idle=True, has_batch=False), "they wait for a moment"
-    assert young.is_due(is_idle=True, has_batch=True), "or for the next batch"
-
-
 def test_what_is_taken_is_reported_once_and_what_is_left_at_the_end_of_the_run_too(late: Evictions[None]) -> None:
     late.end([LEFT.entry])
     assert [eviction.verdict for eviction in late.pop_all()] == ["expired", "run_end"]

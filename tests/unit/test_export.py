@@ -186,19 +186,6 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_there(tmp_path: Path) ->
     assert len(rows(tmp_path / "out.parquet")) == done["rows"] == 7
 
 
-def test_what_an_archive_lacks_is_named_as_the_archiver_takes_it(tmp_path: Path) -> None:
-    one = recipe()
-    both = one.model_copy(update={"policies": {**one.policies, "judge": one.policies["solver"]}})
-    folder = written(tmp_path / "a", [], of=both)
-    for policy, what in (
-        (None, "the run has several policies: give --policy with one of solver, judge"),
-        ("other", "the run has no policy other: give --policy with one of solver, judge"),
-        ("judge", "add them with `headrace archive --topics trajectories.judge`"),
-    ):
-        with pytest.raises(UsageError, match=what):
-            export(folder, policy, tmp_path / "out.parquet")
-
-
 def test_no_tokenizer_is_asked_to_decode_a_negative_id() -> None:
     [sequence] = codec.decode(played(2).value, TrajectoryGroup).trajectories[0].sequences
     with pytest.raises(ValueError, match=r"token id -.* is negative"):

@@ -12,31 +12,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from email.message import Message
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from made_groups import candidate
 from made_ledger import MadeLedger
 from structlog.testing import capture_logs
 
-from headrace.consumers.algorithms.chain import Chain, load_chain
-from headrace.consumers.algorithms.contract import Stateless
-from headrace.envs.contract import Problem, RoleTrajectory, ToolError
 from headrace.envs.data.judge import JudgeError
-from headrace.envs.payload import problem_to_json
-from headrace.envs.registry import load_environment
 from headrace.envs.sandbox.contract import BoxFailed, BoxUnavailable
 from headrace.infra.own_frames import choose_location, describe_with_location, is_own_file, locate_error, locate_wait
 from headrace.infra.process.carried_errors import convert_to_exception
 from headrace.infra.process.child_handle import ChildDied, Overdue
-from headrace.infra.recipe.settings import Named
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.ops.episode_errors import list_errors
-from headrace.ops.preflight.contract import Fault, collect_faults
 from headrace.producers.engines.contract import EngineError, VersionGone
-from headrace.producers.feed.selectors.registry import load_selector
 from headrace.producers.rollout.play.actor import EngineActor
-from headrace.producers.rollout.play.failures import FailureLog, build_failure, build_tool_errors
+from headrace.producers.rollout.play.failures import FailureLog, build_failure
 from headrace.schemas import codec
 from headrace.schemas.episode_errors import MOST_KINDS_OF_TASK, describe_error, error_key_of, group_errors
 from headrace.schemas.records import DeadLetter, EpisodeError, Failure, Outcome, Task, TrajectoryGroup
@@ -137,26 +128,6 @@ def test_an_error_that_cannot_say_what_it_is_fails_its_episode_alone_and_is_told
         "the scorer raised StopIteration: its"
     )
     assert describe_with_location(Mute({})) == MUTE
-
-
-def test_an_error_that_cannot_say_what_it_is_is_told_wherever_own_code_may_raise_it(
-    own: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own, "judge", refuse)
-    monkeypatch.setattr(Stateless, "process", refuse, raising=False)
-    faults: list[Fault] = []
-    with collect_faults(faults):
-        refuse()
-    with collect_faults(faults):
-        load_environment("judges.own_judge:judge", 1, {})
-    assert [MUTE in fault.sentence for fault in faults] == [True, True]
-    for call, words in (
-        (load_selector, (Named(use="judges.own_judge:judge"), 1)),
-        (load_chain, ([("judges.own_judge:judge", {})],)),
-        (Chain([("mine", cast("Any", Stateless()))]).process, (candidate(1.0, 0.0), 0)),
-        (problem_to_json, (Problem("t", "?", extra={"is": type("Odd", (), {"tolist": refuse})()}),)),
-    ):
-        assert MUTE in str(raised(call, *words))
 
 
 def test_files_of_ours_of_python_and_of_packages_are_nobodys_own() -> None:
@@ -277,19 +248,6 @@ def test_errors_are_counted_over_groups_and_once_for_all_policies_of_a_task() ->
     assert second.sentence.startswith("1 of 32 episodes failed: ValueError: no at ")
 
 
-def test_the_group_that_is_named_is_the_first_that_holds_the_traceback(own: Any) -> None:
-    bare = failures(raised(own.judge, "7"), 2)
-    stripped = tuple(replace(failure, traceback="") for failure in bare)
-    [without], [held] = group_errors(stripped), group_errors((stripped[0], bare[1]))
-    assert (without.has_traceback, held.has_traceback, held.episodes) == (False, True, 2)
-    fold = MadeLedger()
-    for number, error in enumerate((without, held, held)):
-        fold.say(outcome(number, error=error))
-    [seen] = list_errors(fold)
-    assert (seen.count, seen.number, seen.task_id) == (6, 1, "sum:1")
-    assert seen.sentence.endswith("; one in task sums:1 (sum:1); `headrace lineage --group sums:1` shows its traceback")
-
-
 def test_dead_letters_are_told_by_reason_with_the_error_of_the_users_own_algorithm() -> None:
     fold = MadeLedger()
     detail = "algorithm rules:Own failed: KeyError: 'x' (/home/me/rules.py:7 in process)"
@@ -351,30 +309,3 @@ def test_other_errors_are_failures() -> None:
         raised_from(EngineError("the engine died"), REFUSED),
     ):
         assert build_failure(0, error).reason != "unreachable", error
-
-
-def test_an_error_of_a_tool_is_shown_and_logged_though_its_episode_goes_on(own: Any) -> None:
-    told = [ToolError(raised(own.judge, key), turn=2) for key in "78"]
-    hung = ToolError(OutOfTime("till took longer than 10 s"), turn=1, at="shop.py:50 in till")
-    played = {"solver": RoleTrajectory(1.0, (), errors=[*told, hung])}
-    errors = build_tool_errors(3, played)
-    assert [(one.sample, one.reason, one.at, one.role, one.turn) for one in errors] == [
-        (3, "tool_error", "judges/own_judge.py:5 in judge", "solver", 2),
-        (3, "tool_error", "shop.py:50 in till", "solver", 1),
-    ], "each kind once"
-    with capture_logs() as lines:
-        groups = FailureLog().log_and_strip(TASK, {"p": TrajectoryGroup(tool_errors=errors)})
-    assert [(line["event"], line["at"]) for line in lines] == [("tool.failed", error.at) for error in errors]
-    assert groups["p"].tool_errors[0].traceback.endswith("KeyError: '7'\n")
-    assert codec.decode(codec.encode(groups["p"]), TrajectoryGroup) == groups["p"]
-
-    fold = MadeLedger()
-    outcome = Outcome(
-        stream="sums", number=4, policy="solver", component="curate", n_asked=8, errors=group_errors(groups["p"].errors)
-    )
-    fold.say(outcome)
-    assert list_errors(fold)[0].sentence == (
-        "a tool failed in 1 of 8 episodes, where the policy read its error: KeyError: '7' at "
-        "judges/own_judge.py:5 in judge (solver, turn 2); in task sums:4; `headrace lineage --group sums:4` shows its "
-        "traceback"
-    )

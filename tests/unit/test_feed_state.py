@@ -400,15 +400,6 @@ def answer_all(feed: FeedState, stream: str, reward: float, **more: Any) -> None
             feed.pacing.conclude(GroupId(name, number))
 
 
-def test_tasks_that_nobody_solves_are_warned_of_once_over_a_restart() -> None:
-    watch, again = SolvedWatch(0.95), SolvedWatch(0.95)
-    verdicts = [watch.observe(dropped("sums", n, 0.0)) for n in range(WINDOW + 20)]
-    assert verdicts == [""] * (WINDOW - 1) + ["too_hard"] + [""] * 20
-    again.restore(watch.snapshot())
-    assert again.observe(dropped("sums", 0, 0.0)) == ""
-    assert again.snapshot() == watch.snapshot()
-
-
 def test_a_share_below_the_limit_is_no_verdict_and_above_it_is() -> None:
     watch = SolvedWatch(0.95)
     for number in range(25):
@@ -551,28 +542,6 @@ def test_a_run_with_fewer_versions_than_it_began_with_ends_once_its_newest_one_i
     assert set(issued_evaluations(again)) == each_at(3)
     assert again.end() == "steps"
     assert issued_evaluations(again) == [], "once"
-
-
-def test_a_finished_run_that_is_now_to_be_evaluated_ends_again_once_its_last_version_is() -> None:
-    unevaluated, often = ({**recipe().model_dump()["evaluate"], "every": every} for every in (0, 2))
-    first = changed(state(), evaluate=unevaluated)
-    assert [published(first, number) for number in range(4)] == [[]] * 4
-    assert (first.end(), issued_evaluations(first)) == ("steps", []), "none is asked for"
-    again = changed(first, evaluate=often)
-    assert again.end() == ""
-    assert set(issued_evaluations(again)) == each_at(3)
-    assert again.end() == "steps"
-    assert issued_evaluations(again) == []
-
-
-def test_an_end_that_was_announced_without_an_evaluation_gets_it_when_the_run_is_resumed() -> None:
-    first = state(steps=9)
-    published(first, 2)
-    published(first, 3)
-    again = state(ended="steps", steps=3)
-    restore(again, first)
-    assert set(issued_evaluations(again)) == each_at(3)
-    assert (again.end(), issued_evaluations(again)) == ("", [])
 
 
 def test_a_run_that_ends_as_it_began_evaluates_its_last_version_once_whichever_policy_ends_first() -> None:

@@ -118,14 +118,6 @@ def test_the_look_at_a_whole_group_lets_nothing_pass_that_the_closer_look_finds(
     assert is_group_sound(sound[:1], 3, 10)
 
 
-def test_a_group_made_by_hand_of_other_arrays_is_sound_by_the_closer_look() -> None:
-    one = sequence(4)
-    for array in (np.repeat(one.logprobs, 2)[::2], one.logprobs.astype(np.float64)):
-        whole = Candidate.of(group((1.0, 0.0), sequences=(one, dataclasses.replace(one, logprobs=array))))
-        assert not is_group_sound(whole.group.trajectories, 3, 10)
-        assert kept(Validate(10).process(whole, 3)).kept == (0, 1)
-
-
 def test_run_lengths_that_tell_of_more_than_memory_are_refused_and_not_made() -> None:
     vast = dataclasses.replace(sequence(), version_runs=np.array([-1, 2, 3, 2**31 - 1], np.int32))
     whole = Candidate.of(group((1.0, 0.0, 1.0), sequences=(sequence(), vast, sequence())))

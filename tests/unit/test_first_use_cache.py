@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,18 +100,6 @@ def test_memory_is_bounded_and_what_left_it_is_read_at_its_offset(log: Log) -> N
     assert (found.group, log.asked) == (bytes([170]) * 100, [171]), "its offset is known"
     state.complete(*log.put(3, 1))
     assert isinstance(log.asked[-1], CuratedReplay), "nor its offset any more"
-
-
-@pytest.mark.parametrize("members", [2, 64])
-def test_what_python_holds_for_small_groups_counts_too(members: int) -> None:
-    written = codec.encode(
-        CuratedGroup("run", "sums", 7, group=bytes(50), kept=(1,) * members, rewards=(0.5,) * members)
-    )
-    tracemalloc.start()
-    held = {(0, "sums", number): codec.decode(written, CuratedGroup) for number in range(2000)}
-    current, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert 0.5 < current / sum(map(estimate_bytes, held.values())) < 1
 
 
 def test_a_group_larger_than_the_memory_is_not_remembered(log: Log) -> None:

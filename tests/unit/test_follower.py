@@ -132,18 +132,6 @@ def test_of_several_waiting_versions_only_the_newest_is_loaded() -> None:
     assert scene.loader.taken["p"] is taken, "it still serves that one"
 
 
-def test_a_merged_delta_of_an_older_run_is_no_version_and_skipped() -> None:
-    scene = Scene()
-    for version in range(3):
-        scene.publish(version)
-    for version in (2, 9):
-        scene.publish(version, kind="merged", base_version=0, base_hash="a", weights_hash="b")
-    assert scene.follower.published["p"].head == 2
-    assert [record.version for record in scene.follower.published["p"].list_ways()] == [0, 1, 2]
-    assert scene.turn() == [2]
-    assert scene.pauses.detail == ""
-
-
 def test_bad_weights_are_never_served_and_the_nearest_good_anchor_heals() -> None:
     scene = Scene()
     scene.publish(0)
@@ -320,15 +308,6 @@ def away_for_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         return get(claim)
 
     monkeypatch.setattr(store, "get", get_later)
-
-
-def test_records_of_another_run_and_unreadable_ones_are_passed_over() -> None:
-    scene = Scene()
-    scene.publish(9, run_id="another")
-    scene.take("r.weights.p", b"nothing")
-    scene.take("r.recipe", b"nothing")
-    assert scene.turn() == []
-    assert scene.follower.published["p"].head == -1
 
 
 def test_a_worker_of_an_older_build_ends_at_a_revision_that_it_cannot_read() -> None:

@@ -30,25 +30,12 @@ def test_problems_and_answers_are_those_of_the_file(tmp_path: Path) -> None:
     assert env.problem("train", env.size("train")) == problem
 
 
-def test_no_problem_is_in_two_splits(tmp_path: Path) -> None:
-    env = JsonLines(1, written(tmp_path, *rows(200)), held_out=0.25)
-    assert not drawn(env, "train") & drawn(env, "held_out")
-    assert len(drawn(env, "train") | drawn(env, "held_out")) == 200
-    assert 25 <= env.size("held_out") <= 75
-
-
 def test_a_problem_stays_in_its_split_whatever_becomes_of_the_file(tmp_path: Path) -> None:
     few, more = rows(100), [*reversed(rows(150)), *rows(20)]
     before = drawn(JsonLines(1, written(tmp_path, *few)), "held_out")
     after = JsonLines(2, written(tmp_path, *more))
     assert before <= drawn(after, "held_out")
     assert after.size("train") + after.size("held_out") == 150
-
-
-def test_the_last_box_is_judged(tmp_path: Path) -> None:
-    env = JsonLines(1, written(tmp_path, {"problem": "p", "answer": "1/2"}), held_out=0)
-    texts = {r"so \boxed{\frac{2}{4}}": 1.0, r"\boxed{8}, wait, \boxed{0.5}": 1.0, "1/2": 0.0}
-    assert {text: env.score(env.problem("train", 0), text).reward for text in texts} == texts
 
 
 def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_path: Path) -> None:
@@ -65,17 +52,13 @@ def test_a_number_as_answer_and_empty_lines_and_a_byte_order_mark_are_taken(tmp_
         ("[1]", "expected a JSON object, got list"),
         ('{"problem": "p"}', "`answer` must be a non-empty string or a number, got None; the line has 'problem'"),
         ('{"answer": "7"}', "`problem` must be a non-empty string"),
-        ('{"problem": 7, "answer": "7"}', "`problem` must be a non-empty string"),
         ('{"problem": "p", "answer": true}', "`answer` must be a non-empty string"),
-        ('{"problem": " ", "answer": "7"}', "`problem` must be a non-empty string"),
-        ("{}", "the line has nothing"),
         ('{"problem": "p", "answer": NaN}', "NaN is not JSON: write a number"),
         ('{"problem": "p", "answer": "7", "answer": "8"}', "the key 'answer' occurs more than once"),
         ('{"problem": "\\ud800", "answer": "7"}', "`problem` holds half of a character"),
         ('{"problem": "p", "answer": ' + "9" * 5000 + "}", "a number of 5000 characters"),
         (r'{"problem": "p", "answer": "\\boxed{}"}', "the answer in `answer` is empty"),
         (r'{"problem": "p", "answer": "\\boxed{5"}', "has unbalanced braces"),
-        ('{"problem": "p", "answer": "}5{"}', "has unbalanced braces"),
     ],
 )
 def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, line: str, sentence: str) -> None:

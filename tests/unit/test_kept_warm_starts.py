@@ -191,15 +191,3 @@ def test_damaged_progress_costs_time_alone(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     assert kept_in(tmp_path, tiny(), settings=JUMPING).resume() is None
     assert searched(tmp_path) == searched(tmp_path / "other")
-
-
-def test_progress_of_few_starts_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InterruptedError):
-        searched(tmp_path, 20)
-    progress = kept_in(tmp_path, tiny(), settings=JUMPING).resume()
-    assert progress is not None
-    for seed in range(5):
-        kept_in(tmp_path, tiny(seed), settings=replace(JUMPING, seed=7)).save(progress)
-    assert len(list(tmp_path.iterdir())) == kept_warm_starts.MOST_UNDER_WAY
-    monkeypatch.setattr(kept_warm_starts, "MOST_UNDER_WAY_BYTES", 10)
-    assert kept_in(tmp_path, tiny(4), settings=replace(JUMPING, seed=7)).resume() is None

@@ -113,14 +113,6 @@ def test_a_commit_of_which_something_can_be_read_has_its_end_and_is_looked_at_no
     assert log.looks == 1
 
 
-def test_a_later_commit_takes_the_place_of_the_one_before(last: LastCommit, log: Log) -> None:
-    assert hanging_after(last, log, QUIET_S) == []
-    commit(last)
-    assert hanging_after(last, log, QUIET_S) == []
-    assert hanging_after(last, log, MISSING_S - 1) == []
-    assert hanging_after(last, log, LOOK_EVERY_S) == [TWO, ONE]
-
-
 def test_an_open_transaction_is_none_that_hangs(last: LastCommit, log: Log) -> None:
     last.begin()
     last.note_record(*ONE, 12)
@@ -196,13 +188,6 @@ def test_a_partition_that_is_not_where_kafka_lists_it_is_looked_at_again(
         with pytest.raises(KafkaAway, match="UNKNOWN_TOPIC_OR_PART"):
             abort.wait_until_read()
     assert abort.wait_until_read() == [TWO]
-
-
-def test_a_partition_without_a_record_of_the_abort_is_no_reason_to_wait(abort: LastAbort, log: Log) -> None:
-    abort.note_abort({THREE: 29})
-    before = log.now_s
-    assert abort.wait_until_read() == []
-    assert log.now_s == before
 
 
 def test_where_the_commit_before_holds_readers_back_the_next_one_may_end_it_unless_it_would_commit_aborted_records(

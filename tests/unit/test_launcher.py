@@ -401,21 +401,6 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     assert ("the audit of this run" in said.getvalue()) is bool(told)
 
 
-def test_the_last_page_is_shown_even_if_its_summary_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[object] = []
-    notes = RunNotes(run="arithmetic", bootstrap="127.0.0.1:1", embedded_kafka=False)
-    request = UpRequest(load_recipe("arithmetic"), tmp_path, summary=tmp_path)
-    launch = launcher.Launcher(request, DataFolder(tmp_path), notes, Console(file=io.StringIO()))
-    launch._notes = notes
-    monkeypatch.setattr("headrace.ops.figures.summary.summarize", lambda *_: "what came of it")
-    monkeypatch.setattr("headrace.app.views.closing.show_summary", lambda found, *_: shown.append(found))
-    with pytest.raises(OSError, match="directory"):
-        launch._summarize(cast("Any", None), "")
-    assert shown == ["what came of it"]
-
-
 def test_a_run_that_is_given_up_says_what_it_stood_still_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Page:
         ended, in_flight = "", 0

@@ -28,7 +28,6 @@ from headrace.ops.figures.standstill import Standstill, Surroundings
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import (
-    BatchTrained,
     EpisodeError,
     EvalResult,
     Outcome,
@@ -150,15 +149,6 @@ def test_a_run_that_goes_on_is_shown_when_its_past_is_read_beginning_with_where_
     assert "1:40  solver version 2/80" in second
 
 
-def test_who_watches_a_run_that_has_ended_reads_of_no_resumption_and_its_last_line_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    past(monkeypatch, published(0), published(1), (RECIPES, replace(revision(0)[1], ended="steps")))
-    screen = Screen(terminal=False, opening="so far")
-    assert screen.shown_after(3).startswith("headrace: so far: solver at version 1 of 80")
-    assert screen.shown_at_the_end().count("steps") == 1
-
-
 CHAINS: dict[int, list[dict[str, Any]]] = {
     0: [{"use": "validate"}],
     1: [{"use": "validate"}, {"use": "my.rules:Kind", "words": "[bold]"}],
@@ -206,27 +196,6 @@ def test_what_a_run_stands_still_for_is_on_the_page_or_told_once_beside_the_line
 
 
 @pytest.mark.usefixtures("_at_once")
-@pytest.mark.parametrize("terminal", [True, False])
-def test_that_every_episode_fails_is_said_in_red(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
-    error = EpisodeError("error", "KeyError: '[7]'", "own.py:5 in judge", "solver", 1, 4)
-    at_ms = now_ms()
-    value = codec.encode(Outcome("run-1", stream="sums", policy="solver", component="curate", errors=(error,)))
-    message = Message(RECIPE.topics.outcomes("solver"), 0, 0, b"", value, timestamp_ms=at_ms)
-    messages = [replace(message, offset=offset) for offset in range(8)]
-    monkeypatch.setattr(MadeUpTopics, "messages", messages)
-    screen = Screen(terminal=terminal, colours=True, around=Surroundings(began_ms=at_ms - 10_000))
-    shown = screen.shown_after(9)
-    assert "\x1b[1;31m" in shown.partition("gets no episode: all 32")[0][-60:], "in bold red"
-    assert screen.page.hopeless == ""
-    late = replace(message, offset=8, timestamp_ms=at_ms + 301_000)
-    monkeypatch.setattr(MadeUpTopics, "messages", [*messages, late])
-    monkeypatch.setattr(live, "now_ms", lambda: at_ms + 301_000)
-    screen = Screen(terminal=terminal, around=Surroundings(began_ms=at_ms - 10_000))
-    screen.shown_after(10)
-    assert "none has ever succeeded" in screen.page.hopeless
-
-
-@pytest.mark.usefixtures("_at_once")
 def test_errors_and_advice_are_told_once_beside_the_lines_and_not_of_a_run_that_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,25 +210,6 @@ def test_errors_and_advice_are_told_once_beside_the_lines_and_not_of_a_run_that_
     assert shown.count("held-out episodes of sums failed: KeyError: '[7]' at b.py (") == 1
     past(monkeypatch, (RECIPES, RecipeRevision(run_id="run-1", ended="steps")), *groups, all_new=True)
     assert "have reward 0" not in Screen(terminal=False).shown_after(22)
-
-
-@pytest.mark.usefixtures("_at_once")
-def test_one_reward_of_each_of_two_workflows_is_told_once_beside_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    low = Outcome("run-1", stream="sums", policy="solver", component="curate", verdict="kept", rewards=(0.0,) * 4)
-    high, topic = replace(low, stream="words", rewards=(1.0,) * 4), RECIPE.topics.outcomes("solver")
-    groups = [(topic, replace(one, number=number)) for number in range(20) for one in (low, high)]
-    past(monkeypatch, *groups, all_new=True)
-    shown = Screen(terminal=False).shown_after(42)
-    assert [shown.count(f"of workflow {words}") for words in ("sums have reward 0", "words have reward 1")] == [1, 1]
-
-
-@pytest.mark.usefixtures("_at_once")
-def test_a_warning_is_told_once_beside_the_lines_which_have_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = RECIPE.topics.batches("solver")
-    batches = [BatchTrained("run-1", "solver", version=n, metrics={"clip_fraction": 0.9}) for n in range(1, 9)]
-    past(monkeypatch, *((topic, batch) for batch in batches), all_new=True)
-    shown = Screen(terminal=False).shown_after(10)
-    assert (shown.count("of the tokens are clipped"), shown.count("warning (clipped)") > 1) == (1, True)
 
 
 def test_the_last_page_of_a_run_that_is_over_gives_way_to_the_closing_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,15 +64,6 @@ def test_where_hard_tasks_take_no_longer_than_a_version_the_order_costs_nothing(
         assert by_fate(LogicalRun(load_recipe(f"efficient-data/{order}", SMALL), 1.0).play()) == {"trained": 240}
 
 
-@pytest.mark.parametrize("order", ["lifo", "random"])
-def test_the_other_orders_lose_short_ones_too(order: str) -> None:
-    run = LogicalRun(load_recipe("efficient-data/scripted", (*SMALL, f"trainer.order={order}")), VERSION_S).play()
-    assert run.fates["expired", "level0"] > 40
-    bias = summarize_fates(run.ledger).bias
-    assert bias is not None
-    assert bias.ratio < 3
-
-
 def test_dynamic_sampling_rejects_what_has_equal_rewards_and_the_feeder_asks_for_more() -> None:
     run = LogicalRun(scripted("ds", rate=0.0, difficulties=[0.0, -99.0], tokens=[4, 4]), VERSION_S).play()
     assert run.fates["trained", "level0"] == 240
@@ -80,28 +71,3 @@ def test_dynamic_sampling_rejects_what_has_equal_rewards_and_the_feeder_asks_for
     rejected, kept = run.fates["zero_variance", "level0"], run.fates["trained", "level0"]
     assert rejected / (rejected + kept) == pytest.approx(0.5, abs=0.08), "of two that are right by chance"
     assert run.fates["zero_variance", "level1"] == pytest.approx(rejected + kept, abs=100)
-
-
-def test_of_replays_the_asked_share_is_trained_again_and_fewer_tasks_are_rolled_out() -> None:
-    plain, replayed = (
-        LogicalRun(scripted(name, rate=0.0, difficulties=[0.0], tokens=[4]), VERSION_S).play()
-        for name in ("ds", "ds-replay-0.5")
-    )
-    assert plain.uses == {0: 240}
-    assert sum(replayed.uses.values()) == 240
-    assert sum(count for use, count in replayed.uses.items() if use) / 240 == pytest.approx(0.5, abs=0.1)
-    assert replayed.feed.pacing.next["sums"] < 0.75 * plain.feed.pacing.next["sums"]
-
-
-def test_greso_arms_after_a_pass_and_skips_what_is_always_right_or_always_wrong() -> None:
-    plain, skipping = (
-        LogicalRun(scripted(name, 8, rate=0.0, difficulties=[-99.0, 99.0, 0.0], tokens=[4, 4, 4]), VERSION_S).play()
-        for name in ("ds", "ds-greso")
-    )
-    greso = skipping.feed.sources["sums"].snapshot()["selector"]["greso"]
-    assert greso["armed"]
-    assert greso["p_easy"] < 0.5, "more than one in twelve is easy"
-    assert skipping.feed.sources["sums"].rejected > 100
-    for level in ("level0", "level1"):
-        assert skipping.fates["zero_variance", level] < 0.7 * plain.fates["zero_variance", level]
-    assert skipping.fates["trained", "level2"] == plain.fates["trained", "level2"] == 240

@@ -45,14 +45,6 @@ def test_every_source_is_within_a_draw_of_its_share_at_any_moment(weights: tuple
             assert abs(drawn[str(number)] - weight / sum(weights) * draw) <= 1
 
 
-def test_each_source_goes_on_in_its_own_order_whatever_index_is_asked_first() -> None:
-    env = mixture()
-    easy = [env.problem("train", index) for index in range(23, -1, -1)][::-1]
-    own = load_environment("arithmetic", 1, {"tiers": ["sum1"], "tasks": 6})
-    asked = [problem.task_id for problem in easy if problem.tier == "easy"]
-    assert asked == [f"easy/{own.problem('train', index).task_id}" for index in range(18)]
-
-
 def test_a_pass_asks_every_source_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     env = mixture()
     assert env.size("train") == 40  # 10 of the hard ones, every fourth draw; the easy ones come round five times

@@ -118,14 +118,6 @@ def test_more_files_than_can_be_looked_through_are_too_many(tmp_path: Path, monk
     assert files_in(tmp_path) == {store.claim(name).sha256 for name in "cde"}
 
 
-def test_a_file_that_others_remove_all_the_time_is_had_all_the_same(tmp_path: Path) -> None:
-    store = Store(a=b"whole", b=b"other")
-    caches = [cache_of(store, tmp_path, 1) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(lambda n: bytes(caches[n % 4].get(store.claim("ab"[n % 2]))), range(400)))
-    assert got == [store.objects["ab"[n % 2]] for n in range(400)]
-
-
 def test_what_a_killed_process_left_half_fetched_goes_after_a_day(tmp_path: Path) -> None:
     store = Store(a=b"whole")
     (tmp_path / "00").mkdir()

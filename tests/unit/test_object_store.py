@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import socket
 import threading
 import time
@@ -188,21 +187,6 @@ def test_a_head_that_is_refused_is_no_pause() -> None:
         with answering(status, b"", "application/xml") as store, pytest.raises(StoreError) as caught:
             store.put(DATA, "groups")
         assert type(caught.value) is error, status
-
-
-def test_a_head_that_is_refused_for_the_clocks_names_what_they_differ_by() -> None:
-    for ahead_s, words in ((-1205.0, "the store's clock is 20 min behind this machine's"), (0.0, "")):
-        with answering(403, b"", ahead_s=ahead_s) as store, pytest.raises(StoreDenied) as caught:
-            store.put(DATA, "groups")
-        assert words in str(caught.value)
-        assert ("clock" in str(caught.value)) is bool(words)
-        with answering(403, b"", ahead_s=ahead_s) as store, pytest.raises(StoreDenied) as refused:
-            store.ensure_bucket()
-        said = str(refused.value)
-        assert (words in said, said.count("for the access key")) == (True, 0)
-        assert re.search(
-            r"the access key '.+' may not use bucket '.+' at .+ \(AccessDenied\): .*check the keys \(", said
-        )
 
 
 @pytest.mark.parametrize("content_type", ["application/xml", "text/xml; charset=utf-8"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.whole_folder import FolderBusy, write_new_folder
 from headrace.ops.offline.archived_groups import ArchivedFirstUses, iterate_arrivals, iterate_batches
 from headrace.ops.offline.archived_start import load_start
-from headrace.ops.offline.offline_curator import curate_offline
 from headrace.ops.offline.offline_trainer import TrainingRequest, _apply_settings, _explain_no_version, train_offline
 from headrace.ops.offline.offline_versions import RecordCounts, retrain_versions
 from headrace.ops.plain_json import plain
@@ -280,18 +278,6 @@ def test_a_start_that_has_all_steps_already_is_told_as_the_reason(tmp_path: Path
     )
 
 
-def test_groups_that_became_too_old_are_named_beside_the_size_of_a_batch(tmp_path: Path) -> None:
-    archive(tmp_path / "a", [[curated(number) for number in range(4)]])
-    learner: Any = SimpleNamespace(version=0, settings=recipe().trainer)
-    counts = RecordCounts(read=9, evicted=Counter(expired=6), left=3)
-    assert _explain_no_version(Archive(tmp_path / "a"), "solver", learner, counts) == (
-        f"of the 9 curated records of {tmp_path / 'a'}, 3 groups were left to train on, but a batch needs 4. Evicted "
-        "before a batch was full: 6 expired. Make batches smaller with --set "
-        "policies.solver.trainer.groups_per_batch=N, or allow older groups with --set "
-        "policies.solver.trainer.max_staleness=N"
-    )
-
-
 def test_where_groups_are_unusable_the_first_reason_is_told_beside_the_size_of_a_batch(tmp_path: Path) -> None:
     record = codec.decode(curated(0).value, CuratedGroup)
     other = replace(codec.decode(record.group, TrajectoryGroup), tokenizer_hash="ab" * 32)
@@ -341,18 +327,6 @@ def test_only_one_makes_a_folder_and_the_other_leaves_it_alone(tmp_path: Path) -
             pass
         assert (growing / "mine").exists()
     assert (tmp_path / "out" / "mine").exists()
-
-
-def test_of_two_that_curate_into_one_folder_at_once_one_is_refused(tmp_path: Path) -> None:
-    made = [replace(one, value=codec.decode(one.value, CuratedGroup).group) for one in map(curated, range(4))]
-    archive(tmp_path / "a", [made], topic="t.trajectories.solver")
-    with write_new_folder(tmp_path / "out") as growing:
-        (growing / "mine").write_text("mine")
-        with pytest.raises(FolderBusy):
-            curate_offline(tmp_path / "a", None, None, tmp_path / "out")
-        assert (growing / "mine").exists()
-    assert plain(curate_offline(tmp_path / "a", None, None, tmp_path / "other"))["read"] == 4
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_lock_on_a_folder_that_has_its_name_by_now_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from headrace.infra.kafka.clients import Message
 from headrace.infra.process.supervisor import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
-from headrace.ops.figures.pulse import compute_mean_rates, find_pulse
-from headrace.ops.figures.run_figures import Advice, RunFigures, Selection
+from headrace.ops.figures.pulse import find_pulse
+from headrace.ops.figures.run_figures import Advice, RunFigures
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.status import Status
 from headrace.ops.plain_json import plain
@@ -124,16 +124,6 @@ def test_rates_are_of_the_newest_seconds_and_repeated_messages_do_not_count(reci
     assert (rates.samples, rates.tokens) == (2.0, 10.0)
 
 
-def test_mean_rates_are_over_the_seconds_of_the_run_however_seldom_groups_come(recipe: Recipe) -> None:
-    figures = make_figures(RUN_ID, recipe)
-    log = Log(figures)
-    for number, at_ms in enumerate((0, 60_000, 3_600_000, 3_660_000)):
-        log.say(recipe.topics.outcomes("solver"), outcome(number), NOW_MS + at_ms)
-
-    assert compute_mean_rates(figures.ledger, 160.0).samples == 8 / 160
-    assert compute_mean_rates(figures.ledger, 0.0).samples == 0.0
-
-
 def test_the_pulse_counts_groups_once_and_other_runs_never(recipe: Recipe) -> None:
     figures = make_figures(RUN_ID, recipe)
     log, topics = Log(figures), recipe.topics
@@ -195,55 +185,6 @@ def test_the_page_shows_what_a_user_looks_for(moment: Moment) -> None:
         "1:15",
     ):
         assert words in shown
-
-
-def test_an_error_that_fails_many_episodes_stands_above_all_that_follows_from_it(moment: Moment) -> None:
-    advice = (Advice("solver", "all_cut_off", "Raise max_tokens."), Advice("solver", "many_failed", "Fix this first."))
-    figures = replace(moment.figures, advice=advice)
-    shown, status = drawn(page(replace(moment, figures=figures))), drawn(status_table(status_of(figures)))
-    assert shown.index("Fix this first.") < shown.index("started again") < shown.index("Raise max_tokens.")
-    assert "Reward does not rise" not in shown, "no wonder"
-    assert status.index("Fix this first.") < status.index("Raise max_tokens.")
-
-
-def test_the_status_shows_the_means_of_the_newest_batch(moment: Moment) -> None:
-    shown = drawn(status_table(status_of(moment.figures)))
-    assert "solver: answer tokens 12.25 · turns 2 · calls 1.5" in shown
-
-
-def test_before_the_first_reward_page_and_line_say_what_a_worker_waits_for(recipe: Recipe) -> None:
-    figures = make_figures(RUN_ID, recipe)
-    log = Log(figures)
-    log.say(recipe.topics.weights("solver"), WeightsPublished(run_id=RUN_ID, policy="solver", version=0))
-    state, why = "waiting", "a server starts"
-    for name, detail in (("rollout-sums-0", ""), ("rollout-sums-1", why)):
-        worker = WorkerStatus(run_id=RUN_ID, worker=name, state=state, detail=detail, updated_ms=NOW_MS)
-        log.say(recipe.topics.workers, worker, key=name.encode())
-    moment = Moment(
-        recipe,
-        figures.compute_figures({}, NOW_MS),
-        (pulse := find_pulse(figures.ledger, NOW_MS)),
-        pulse.rates,
-        75,
-        NOW_MS,
-        {},
-    )
-    for shown in (drawn(page(moment)), line(moment)):
-        assert f"(rollout-sums-1 waits: {why})" in shown
-
-
-def test_the_page_tells_what_a_selector_said_once_it_rejects(moment: Moment) -> None:
-    figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0)})
-    assert "selected" not in drawn(page(replace(moment, figures=figures)))
-    figures = replace(moment.figures, selection={"sums": Selection(40, 300, 1)})
-    assert "40 selected · 300 rejected · 1 forced" in drawn(page(replace(moment, figures=figures)))
-    assert "sums: 40 selected · 300 rejected · 1 forced" in drawn(status_table(status_of(replace(figures, workers=()))))
-    figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0, unbuilt=2)})
-    assert "0 forced · 2 cannot be built" in drawn(page(replace(moment, figures=figures)))
-    figures = replace(moment.figures, selection={"sums": Selection(40, 0, 0, unbuilt=2, why_unbuilt="KeyError: [/x]")})
-    for shown in (page(replace(moment, figures=figures)), status_table(status_of(replace(figures, workers=())))):
-        words = " ".join(drawn(shown).replace("│", " ").split())
-        assert "2 cannot be built, the last: KeyError: [/x]" in words
 
 
 def test_status_and_page_tell_what_the_run_stands_still_for_and_advice(moment: Moment) -> None:
@@ -321,16 +262,6 @@ def test_a_run_that_has_nothing_to_show_says_what_it_is_at(recipe: Recipe) -> No
     assert "version -/80 (warming up: exact match 0.12)" in line(moment())
     assert "warming up: exact match 0.12" in drawn(page(moment()))
     assert "components start" in line(moment(NOW_MS + 3_600_000)), "a trainer that was killed says nothing more"
-
-
-def test_the_last_page_shows_no_lag_and_no_worker_that_is_gone(moment: Moment) -> None:
-    figures = replace(moment.figures, state="finished", ended="steps")
-
-    shown = drawn(page(replace(moment, figures=figures, now_ms=NOW_MS + 60_000)))
-
-    assert "tasks.sums 12" not in shown
-    assert "rollout-sums-0" not in shown
-    assert "finished: steps" in shown
 
 
 def test_text_that_is_not_ours_is_shown_as_it_is_and_never_read_as_markup(moment: Moment) -> None:

@@ -17,7 +17,6 @@ from headrace.trainers.losses import (
     means,
     objective_of,
     policy_loss,
-    ppo,
     sequence_mean,
     sequence_sum,
     token_mean,
@@ -37,26 +36,6 @@ def tokens_of(delta: list[float], advantages: list[float], **more: Any) -> Train
 def gradient(value: Tensor, *, of: TrainedTokens) -> list[float]:
     (found,) = torch.autograd.grad(value, of.logprobs)
     return [float(number) for number in found]
-
-
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "loss", "slope"),
-    [(1, 1.5, -1.28, 0.0), (1, 0.5, -0.5, -0.5), (-1, 1.5, 1.5, 1.5), (-1, 0.5, 0.8, 0.0), (1, 1.0, -1.0, -1.0)],
-)
-def test_ppo_stops_the_gradient_where_the_ratio_has_gone_too_far(
-    advantage: float, ratio: float, loss: float, slope: float
-) -> None:
-    tokens = tokens_of([math.log(ratio)], [advantage])
-    got, _ = policy_loss(tokens, "ppo", clip_low=0.2, clip_high=0.28)
-    assert got.item() == pytest.approx(loss, abs=1e-9)
-    assert gradient(got, of=tokens) == pytest.approx([slope], abs=1e-9)
-
-
-def test_dual_clip_bounds_the_loss_of_a_bad_token_and_of_no_good_one() -> None:
-    tokens = tokens_of([math.log(5)] * 2, [-1, 1])
-    terms, metrics, _ = ppo(tokens, clip_low=0.2, clip_high=9, dual_clip=3)
-    assert terms.tolist() == pytest.approx([3, -5])
-    assert metrics["dual_clip_fraction"].item() == 1
 
 
 # ------------------------------------------------------------------------------------------------------- divergence
@@ -166,7 +145,6 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
     ("call", "told"),
     [
         ({"use": "ppo", "dual_clip": 0.5}, "dual_clip must be above 1"),
-        ({"aggregation": {"length": 3}}, "aggregation: `use` is missing"),
         ({"kl": {"beta": 1}}, "kl: no option 'beta'; the options are "),
         ({"kl": {"weight": math.inf}}, "kl: weight must be"),
         ({"use": "m2po", "budget": math.nan}, r"loss, m2po: budget is not a number \(nan\)"),
@@ -176,11 +154,6 @@ def test_metrics_add_up_over_parts_of_a_minibatch() -> None:
             {"correction": {"use": "icepop", "low": 5.0, "high": 0.2}},
             "icepop: low must not be above high, got low = 5.0 and high = 0.2",
         ),
-        (
-            {"correction": {"use": "rejection", "high": 0.5}},
-            "rejection: low must not be above high, got low = 2.0 and high = 0.5",
-        ),
-        ({"use": "headrace.trainers.losses:nothing"}, "loss: module headrace.trainers.losses has no 'nothing'"),
     ],
 )
 def test_what_cannot_be_is_said_with_what_can(call: dict[str, Any], told: str) -> None:

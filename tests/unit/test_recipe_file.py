@@ -75,15 +75,6 @@ def test_a_file_with_nearly_this_name_is_suggested(tmp_path: Path) -> None:
         load_recipe("arithmetc")
 
 
-def test_the_scripted_policy_on_the_page_of_experiments_is_that_of_its_recipe() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-    shipped = list_shipped_recipes()["efficient-data/scripted"].read_text(encoding="utf-8")
-    [engine] = [line for line in shipped.splitlines() if line.startswith("engine = ")]
-    [env] = [line for line in shipped.splitlines() if line.startswith("env = ")]
-    assert f"[rollout]\n{engine}\n" in page
-    assert f"[workflows.sums]\n{env} " in page
-
-
 @pytest.mark.parametrize("name", ["moe", "lora"])
 def test_the_recipe_on_a_page_is_the_shipped_one(name: str) -> None:
     page = Path(__file__).parents[2] / "docs" / f"{name}.md"
@@ -148,13 +139,11 @@ def test_set_reaches_into_lists_and_settings_of_a_use(base: Path, tmp_path: Path
         ("trainer.stpes=40", ("trainer.stpes", "did you mean `steps`", "groups_per_batch")),
         ("steps=40", ("did you mean `trainer.steps`",)),
         ("policies.slover.alphabet=abc", ("policies.slover", "did you mean `solver`")),
-        ("trainer.steps.more=1", ("trainer.steps",)),
         (
             "workflows.sums.env.tier.a.b=1",
             ("--set workflows.sums.env.tier.a.b=1: `workflows.sums.env.tier` is one value",),
         ),
         ("curate.chain.7.use=validate", ("curate.chain",)),
-        ("trainer.steps", ("--set trainer.steps=40",)),
         ("trainer.steps=0", ("--set trainer.steps=0", "`trainer.steps` must be greater than or equal to 1", "got 0")),
         ("trainer.steps=many", ("`trainer.steps` must be a valid integer", "got 'many'", "Versions to train")),
     ],
@@ -173,10 +162,8 @@ def test_a_wrong_set_is_told_with_its_key_and_what_would_be_right(
     [
         ("launch.workers", "true", "must be a number, not true or false"),
         ("trainer.batch_limit_s", "1e300", "must be 4294967296 or less"),
-        ("trainer.steps", 10**30, "must be 4294967296 or less"),
         ("trainer.steps", "1" * 5000, "must be a number with fewer digits"),
         ("rollout.temperature", "1e-300", "must be greater than or equal to 0.01"),
-        ("evaluate.temperature", "1e-300", "must be 0 or from 0.01 to 100"),
         ("kafka.partitions", 10**9, "must be less than or equal to 100000"),
         ("launch", "3", "must be a table, got 3"),
         ("launch.feeder", "3", "must be true or false"),
@@ -230,31 +217,12 @@ def test_faults_in_a_file_name_the_file_that_holds_them_and_all_are_told(base: P
     assert "`trainer.steps`" in told
 
 
-def test_a_fault_in_the_base_is_not_laid_to_the_extending_file(base: Path, tmp_path: Path) -> None:
-    base.write_text(BASE.replace("steps = 10", "steps = -10"))
-    own = write(tmp_path, 'extends = "base.toml"\n[trainer]\nlearning_rate = 0.1\n')
-
-    assert "base.toml: `trainer.steps`" in refusal(own)
-
-
-def test_a_missing_recipe_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
-    told = refusal(str(tmp_path / "none.toml"))
-
-    assert str(tmp_path / "none.toml") in told
-    assert "shipped" in told
-
-
 def test_a_shadows_own_trainer_keys_are_checked_with_those_of_its_policy(base: Path) -> None:
     told = refusal(str(base), "shadows={ careful = { trainer = { stpes = 3 } } }")
     assert "shadows.careful.trainer.stpes" in told
     assert "did you mean `steps`" in told
     told = refusal(str(base), "shadows={ careful = { trainer = { steps = 0 } } }")
     assert "`shadows.careful.trainer.steps` must be greater than or equal to 1" in told
-
-
-def test_a_number_is_a_setting_of_the_kafka_client_too() -> None:
-    recipe = load_recipe("arithmetic", ['kafka.client={"max.poll.interval.ms" = 45000}'])
-    assert recipe.kafka.client == {"max.poll.interval.ms": "45000"}
 
 
 def test_brokers_are_read_without_blanks_and_what_names_none_is_refused(base: Path) -> None:

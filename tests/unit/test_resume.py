@@ -7,15 +7,12 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 from test_publisher import Store, weights
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import KafkaAway
 from headrace.infra.kafka.transactions import TransactionalWriter
-from headrace.infra.process import signals as process
-from headrace.infra.process.signals import MustRestart, StopRequested, begin_attempts
+from headrace.infra.process.signals import StopRequested, begin_attempts
 from headrace.infra.run.run import Run
 from headrace.infra.weights.paths import ANCHOR
 from headrace.ops.offline.retrain import _find_checkpoint
@@ -110,32 +107,6 @@ def test_a_process_told_to_stop_in_the_midst_of_long_work_ends_in_peace() -> Non
             stop.set()
             raise StopRequested("told to stop")
     assert attempt.was_stopped
-
-
-def test_a_component_that_is_built_anew_again_and_again_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "RESTART_PAUSE_S", 0)
-    stop, lives = threading.Event(), list[int]()
-
-    with structlog.testing.capture_logs() as logs:
-        for attempt in begin_attempts(stop):
-            with attempt:
-                lives.append(1)
-                if len(lives) == 5:
-                    break
-                raise KafkaAway("nobody answers")
-    assert [line["event"] for line in logs] == ["component.restarting"]
-
-
-@pytest.mark.parametrize("error", [KafkaAway("nobody answers"), MustRestart("memory ran ahead")], ids=repr)
-def test_a_component_that_is_told_to_stop_does_not_say_that_it_restarts(error: Exception) -> None:
-    stop = threading.Event()
-
-    with structlog.testing.capture_logs() as logs:
-        for attempt in begin_attempts(stop):
-            with attempt:
-                stop.set()
-                raise error
-    assert [(line["event"], line["why"]) for line in logs] == [("component.stopping", str(error))]
 
 
 def take_events(past: History, *events: tuple[str, int]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,9 +16,7 @@ from patience import PATIENCE_S
 from structlog.testing import capture_logs
 
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.recipe.settings import Rollout
-from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import EngineStats, VersionGone
 from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import open_engine
@@ -27,32 +24,13 @@ from headrace.producers.rollout import watchdog, worker
 from headrace.producers.rollout.intake.slots import Slots
 from headrace.producers.rollout.open_tasks import OpenTasks
 from headrace.producers.rollout.pauses import Pauses
-from headrace.producers.rollout.play.running_episodes import EPISODE, RunningEpisodes
 from headrace.producers.rollout.run_end import RunEnd
-from headrace.producers.rollout.runtime import NO_PARTITIONS, WorkerRuntime
+from headrace.producers.rollout.runtime import WorkerRuntime
 from headrace.producers.rollout.threads import WorkerThreads
 from headrace.producers.rollout.version_holds import VersionHolds
-from headrace.producers.rollout.watchdog import LONGEST_STEP_S, STUCK_REMEDY, Stalled, StallWatch, Watchdog
+from headrace.producers.rollout.watchdog import LONGEST_STEP_S, Stalled, StallWatch, Watchdog
 from headrace.producers.rollout.worker import choose_workflow
-from headrace.producers.rollout.worker_status import Reporter, StatusPosts, WorkCounts
-from headrace.schemas import codec
-from headrace.schemas.records import Failure, WorkerStatus
-from headrace.schemas.topics import Topics
-
-
-def test_places_are_given_back_one_by_one_and_never_twice() -> None:
-    slots = Slots(4)
-    first = slots.reserve(3)
-    assert first is not None
-    assert slots.reserve(2) is None
-    first.note_ended()
-    second = slots.reserve(2)
-    assert second is not None
-    for _ in range(5):
-        first.note_ended()
-    first.close()
-    second.close()
-    assert slots.taken == 0
+from headrace.producers.rollout.worker_status import WorkCounts
 
 
 def test_a_large_task_waits_for_half_of_the_slots_and_keeps_those_that_its_episodes_need() -> None:
@@ -389,25 +367,6 @@ def test_a_blocked_loop_is_told_by_the_line_that_blocks_before_the_process_ends(
     assert events == ["told"], "the process goes on"
 
 
-def test_what_the_watchdog_tells_is_in_the_workers_status_though_its_loop_is_blocked() -> None:
-    posted: list[WorkerStatus] = []
-    producer = cast("Any", SimpleNamespace(post=lambda one: posted.append(codec.decode(one.value, WorkerStatus))))
-    worker: Any = SimpleNamespace(
-        pauses=Pauses(), tally=WorkCounts(), watch=Stopwatch(), slots=Slots(4), loader=None, engine=None, tasks={},
-        _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()),
-        intake=None, phase="rolling",
-    )  # fmt: skip
-    worker._post = partial(WorkerRuntime._post, worker)
-    worker.slots.room.running, worker.slots.room.waiting = 4, 3
-    with capture_logs() as logged:
-        WorkerRuntime.report_block(worker, 20.0, "shop.py:50 in till")
-    assert [(one.state, one.detail.partition(":")) for one in posted] == [
-        ("rolling", ("blocked for 20 s at shop.py", ":", f"50 in till: {STUCK_REMEDY}"))
-    ]
-    assert (posted[0].requests_running, posted[0].requests_waiting) == (4, 3)
-    assert [(one["event"], one["at"]) for one in logged] == [("worker.blocked", "shop.py:50 in till")]
-
-
 def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> None:
     watch = StallWatch()
     looks = [  # (seconds, what was made, whether it may wait), and what is counted
@@ -423,29 +382,6 @@ def test_a_stall_is_counted_while_tasks_are_open_and_nothing_is_waited_for() -> 
     assert [watch.count_silent_s(now, made, may_wait=may) for (now, made, may), _ in looks] == [
         counted for _, counted in looks
     ]
-
-
-def test_a_silence_is_told_with_where_episodes_wait() -> None:
-    watch = StallWatch()
-
-    async def wait_for_ever() -> None:
-        await asyncio.Event().wait()
-
-    async def look() -> list[str]:
-        episode = asyncio.create_task(wait_for_ever(), name=EPISODE)
-        await asyncio.sleep(0)
-        told = []
-        for now in range(16):
-            watch.count_silent_s(now, 5, may_wait=False)
-            told.append(watch.describe_silence())
-        episode.cancel()
-        await asyncio.sleep(0)
-        assert watch.describe_silence() == "no token for 15 s; no episode runs"
-        return told
-
-    *before, last = asyncio.run(look())
-    assert set(before) == {""}
-    assert re.fullmatch(r"no token for 15 s; most episodes wait at \S*test_rollout_parts.py:\d+ in wait_for_ever", last)
 
 
 def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had_but_not_while_a_server_is_away() -> (
@@ -473,47 +409,6 @@ def test_a_worker_that_makes_nothing_stalls_also_while_new_weights_cannot_be_had
         WorkerRuntime._check_stall(worker, now)
     with pytest.raises(Stalled, match="no token for 60 s"):
         WorkerRuntime._check_stall(worker, 319)
-
-
-def test_a_worker_says_what_it_waits_for_before_it_has_groups() -> None:
-    posted: list[WorkerStatus] = []
-
-    def post(record: Outgoing) -> None:
-        posted.append(codec.decode(record.value, WorkerStatus))
-
-    intake = SimpleNamespace(partitions=0, watch=Stopwatch())
-    producer = cast("Any", SimpleNamespace(post=post))
-    worker: Any = SimpleNamespace(
-        pauses=Pauses(), tally=WorkCounts(), watch=Stopwatch(), slots=Slots(4), loader=None, engine=None,
-        _status=StatusPosts(Reporter("r", "w", "sums", ""), producer, Topics("r").workers, Pauses()),
-        intake=intake, tasks={}, phase="waiting", step="imports the engine torch", _stall_watch=StallWatch(),
-        episodes=RunningEpisodes(),
-    )  # fmt: skip
-    worker._post = partial(WorkerRuntime._post, worker)
-    WorkerRuntime._post_status(worker)
-    worker.pauses.begin("files of solver", "the trainer has published no version yet")
-    WorkerRuntime._post_status(worker)
-    worker.pauses.end("files of solver")
-    worker.phase = "rolling"
-    WorkerRuntime._post_status(worker)
-    intake.partitions = 2
-    WorkerRuntime._post_status(worker)
-    assert [(one.state, one.detail) for one in posted] == [
-        ("waiting", "imports the engine torch"),
-        ("waiting", "files of solver: the trainer has published no version yet"),
-        ("rolling", NO_PARTITIONS),
-        ("rolling", ""),
-    ]
-
-
-def test_wasted_tokens_are_exact_when_nothing_is_under_way() -> None:
-    tally = WorkCounts(delivered_tokens=100)
-    tally.count_episode({}, tokens=10)
-    tally.count_episode(Failure(1, "error"), tokens=10)
-    tally.count_episode(None, tokens=5)
-    assert (tally.episodes_done, tally.episodes_failed) == (1, 1)
-    assert tally.count_wasted(generated=180, tasks_open=1) == 15
-    assert tally.count_wasted(generated=130, tasks_open=0) == 30
 
 
 def test_the_only_workflow_is_taken_and_of_several_one_must_be_named() -> None:

@@ -231,20 +231,6 @@ def test_a_judge_that_is_busy_is_asked_again_and_one_that_stays_away_is_a_pause(
     assert is_unreachable(away.value)
 
 
-@pytest.mark.parametrize("retry_after", ["-1", "nan", "-inf", "Sat, 28 Nov 2026 00:00:00 GMT"])
-def test_a_judge_that_is_busy_for_no_time_is_asked_again_as_ever(endpoint: Endpoint, retry_after: str) -> None:
-    endpoint.queued, endpoint.retry_after = [(429, {})], retry_after
-    scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
-    assert scorer.score(PROBLEM, "42") == Score(1.0, {"judged": 1.0})
-
-
-def test_a_verdict_beside_half_of_a_character_is_kept_like_any_other(endpoint: Endpoint, tmp_path: Path) -> None:
-    settings = {"use": "judge", "url": endpoint.url, "model": "m", "cache": str(tmp_path), "budget": 1}
-    endpoint.queued = [(200, "\ud83d no")]
-    scores = [build_scorer(settings).score(PROBLEM, "42") for _ in range(2)]
-    assert scores == [Score(0.0, {"judged": 0.0})] * 2
-
-
 def test_what_a_judge_refuses_or_does_not_decide_is_an_error_and_no_wrong_answer(endpoint: Endpoint) -> None:
     scorer = build_scorer({"use": "judge", "url": endpoint.url, "model": "m"})
     endpoint.queued = [(401, {"error": "no key"}), (200, "Perhaps."), (200, {"odd": 1})]

@@ -97,14 +97,11 @@ def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens": [4]}, "must be equally long lists"),
         ({"tokens": [], "difficulties": []}, "must be equally long lists"),
         ({"tokens": [4, 1]}, "tokens must be at least 2"),
         ({"seconds_per_token": -1.0}, "seconds_per_token at least 0"),
         ({"latency": 1.0}, "rollout.engine, scripted: no option 'latency'; the options are .*tokens"),
         ({"rate": "fast"}, "rate must be a number, got 'fast'"),
-        ({"tokens": 4}, r"scripted: tokens must be a list of numbers, as in \[4, 32\]; got 4$"),
-        ({"difficulties": ["easy", "hard"]}, "difficulties must be a list of numbers"),
     ],
 )
 def test_settings_that_it_does_not_take_are_refused(settings: dict[str, object], message: str) -> None:

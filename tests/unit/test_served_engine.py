@@ -428,18 +428,6 @@ def test_a_server_whose_start_failed_although_it_answers_is_started_again(
     assert (server.version, process.starts) == (1, 3)
 
 
-def test_a_server_whose_start_failed_is_stopped_and_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:
-    process = SlowProcess()
-    server = serve_in(process)
-    process.api.fault_of_start = ServerAway("too slow")
-    with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
-        server.serve(ServedWeights(1, tmp_path))
-    assert not process.is_up
-    with pytest.raises(EngineAway, match="solver-0 does not start: too slow"):
-        server.serve(ServedWeights(2, tmp_path))
-    assert process.api.label == "1"
-
-
 def test_a_server_that_refuses_the_weights_of_its_start_is_stopped_and_says_why(tmp_path: Path) -> None:
     process = SlowProcess()
     server = serve_in(process)
@@ -509,19 +497,6 @@ def test_a_request_that_is_held_back_can_be_cancelled_and_its_time_ends(scene: S
     assert asked == [[5, 6], [7]]
 
 
-def test_a_request_that_is_held_back_ends_with_the_engine(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_gate, "TURN_S", 0.005)
-    scene.load(1)
-
-    async def play() -> None:
-        _, held = await HeldBack(scene).begin()
-        await asyncio.to_thread(scene.engine.close)
-        await held
-
-    with pytest.raises(EngineError, match="the engine is closed"):
-        asyncio.run(play())
-
-
 def test_a_request_that_is_held_back_at_a_server_that_goes_away_goes_to_another(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,16 +554,6 @@ def test_weights_stay_until_a_server_that_goes_on_has_loaded_them(
     monkeypatch.setattr(scene.engine._pool, "shutdown", lambda: seen.append(folder.exists()))
     scene.engine.close()
     assert (seen, folder.exists()) == ([True], False)
-
-
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_logs_are_left_where_a_server_did_not_come_back_and_its_error_names_one(scene: Scene, is_gone: bool) -> None:
-    scene.load(1)
-    if is_gone:
-        scene.servers["http://a"].dies_in = ["load"] * 1000
-        scene.engine.list_servers()[0].note_gone(ServerAway("it is gone"))
-    scene.engine.close()
-    assert scene.logs.path.exists() == is_gone
 
 
 WEIGHTS = {"w": Tensor("F32", (1,), memoryview(bytes(4)))}
@@ -656,15 +621,6 @@ def test_a_version_is_released_while_a_server_starts_with_another_one(tmp_path: 
         exact.policy.release(1)
 
 
-def test_holds_that_a_thread_looks_through_do_not_change_meanwhile(tmp_path: Path) -> None:
-    exact = Exact(tmp_path, n_evaluators=2)
-    exact.policy.hold(1, WEIGHTS)
-    looked_through = iter(exact.policy._holds)
-    exact.policy.hold(2, WEIGHTS)
-    exact.policy.release(1)
-    assert list(looked_through) == [1]
-
-
 NOT_AGAIN = "version 2 of solver is not loaded again, because servers failed 2 times while they loaded it"
 
 
@@ -684,27 +640,6 @@ def test_a_version_that_takes_evaluation_servers_down_is_held_no_more_and_others
     assert not isinstance(refused.value, EngineAway | VersionGone), "it would be tried again, or fetched"
     exact.policy.hold(3, WEIGHTS)
     assert exact.policy.find_held(3) is exact.evaluators[0]
-
-
-def test_a_start_that_comes_too_early_says_nothing_of_the_version_that_took_another_server_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generation_server, "FIRST_PAUSE_S", 600.0)
-    monkeypatch.setattr(generation_server, "LONGEST_PAUSE_S", 600.0)
-    exact, training = Exact(tmp_path), Process()
-    exact.policy.servers = [serve_in(training)]
-    exact.load(1)
-    [process] = exact.processes
-    process.fails = True
-    with pytest.raises(EngineAway, match="exact-0 does not start"):
-        exact.policy.hold(2, WEIGHTS)
-    training.api.dies_in = ["load"]
-    with pytest.raises(EngineAway, match="failed while it loaded version 2"):
-        exact.load(2)
-    for _ in range(2):
-        with pytest.raises(EngineAway, match="exact-0 does not start"):
-            exact.policy.hold(2, WEIGHTS)
-    assert process.starts == 1
 
 
 def test_a_server_that_failed_in_a_load_gets_no_weights_before_it_is_started_again(tmp_path: Path) -> None:

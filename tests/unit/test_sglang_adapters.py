@@ -309,20 +309,6 @@ def test_a_server_that_failed_as_it_got_an_adapter_is_started_again_before_it_ge
     assert (opened.version, process.starts, servers["a"].deaths) == (4, 2, 1)
 
 
-def test_servers_that_were_away_before_say_nothing_of_an_adapter(scene: Scene) -> None:
-    policy, servers, weights = scene
-    with ThreadPoolExecutor(2) as pool:
-        policy.load(4, weights, pool)
-    for server in servers.values():
-        server.is_away = True
-    policy.hold(3, weights)
-    for server, opened in zip(servers.values(), policy.servers, strict=True):
-        server.is_away = False
-        opened.look(policy.find_weights_of(opened))
-        policy.load_missing(opened)
-    assert [sorted(list_versions(server)) for server in servers.values()] == [["3", "4"]] * 2
-
-
 def test_what_is_not_the_adapter_of_this_base_is_refused_before_a_server_reads_it(scene: Scene) -> None:
     policy, _, weights = scene
     with ThreadPoolExecutor(2) as pool, pytest.raises(EngineError, match=r"missing: .*lora_A"):

@@ -25,8 +25,6 @@ from headrace.ops.figures.standstill import (
     describe_discards,
     standstill,
 )
-from headrace.ops.figures.standstill_words import describe_restarts
-from headrace.schemas.episode_errors import build_malformed_error
 from headrace.schemas.records import BatchTrained, DeadLetter, EpisodeError, GroupUse, Outcome, WorkerStatus
 
 NOW = 1_700_000_000_000
@@ -77,12 +75,6 @@ def test_a_version_is_overdue_after_five_times_what_most_took_and_after_a_minute
     assert patience_ms(range(0, 900_000, 30_000)) == 150_000
     night = [*range(0, 90_000, 30_000), *range(40_000_000, 40_090_000, 30_000)]
     assert patience_ms(night) == 150_000, "a night at rest says nothing of what a version takes"
-
-
-def test_a_worker_whose_time_is_none_is_told_as_any_other() -> None:
-    found = said(replace(ROLLING, updated_ms=NOW * 1000))
-    assert found is not None
-    assert "unknown time" in found.sentence
 
 
 def test_nothing_is_said_while_versions_come_nor_of_a_policy_that_has_made_its_last() -> None:
@@ -178,17 +170,6 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
             assert some in found.sentence
 
 
-def test_what_restarts_a_process_is_said_as_far_as_it_is_known() -> None:
-    nothing = "nothing, unless your own supervisor restarts the process"
-    assert describe_restarts("feed", [], has_launcher=False) == nothing
-    assert describe_restarts("rollout-", ["feed"], has_launcher=True) == nothing
-    assert describe_restarts("feed", ["feed"], has_launcher=True).startswith(
-        "`headrace up` restarts a process that dies"
-    )
-    outside = describe_restarts("rollout-", [], has_launcher=True)
-    assert outside.startswith("`headrace up` restarts a process that it started and that dies; ")
-
-
 def test_a_worker_that_rolls_beside_one_that_waits_is_not_what_is_short() -> None:
     waiting = WorkerStatus(worker="b", workflow="sums", state="rolling", detail="waits for partitions", updated_ms=NOW)
     assert (found := said(ROLLING, waiting)) is not None
@@ -226,13 +207,6 @@ def test_drops_of_nearly_all_groups_are_told_while_versions_come() -> None:
     assert early.since_ms == NOW - 60_000, "none was trained since the version, which is longer ago than these groups"
     fold.say(BatchTrained(groups=(GroupUse("sums", 1, 0),) * 20), NOW)
     assert said(ROLLING, made=young, groups=fold) is None, "one in thirteen is trained"
-
-
-def test_what_to_do_about_drops_begins_with_the_error_that_fails_most_episodes() -> None:
-    first = {"solver": "596 of 640 episodes failed by TypeError. Fix this error first."}
-    found = said(ROLLING, made=YOUNG, groups=discarded(RECENT_GROUPS), many_failed=first)
-    assert found is not None
-    assert found.sentence.endswith("What you can do: 596 of 640 episodes failed by TypeError. Fix this error first.")
 
 
 def test_of_the_groups_the_newest_count_whatever_order_their_topics_are_read_in() -> None:
@@ -313,17 +287,6 @@ def test_one_episode_that_succeeds_ends_it_and_failures_after_it_count_anew() ->
     assert "exit code" not in found.sentence, "some have succeeded, so it is not given up"
 
 
-def test_trajectories_that_cannot_be_trained_on_count_as_episodes_that_fail() -> None:
-    fold, error = MadeLedger(), build_malformed_error("0 of 4 are left (0: empty_mask, nothing was generated)", 4)
-    refused = Outcome(component="curate", verdict="dropped", reason="invalid", rewards=(1.0,) * 4, errors=(error,))
-    for number in range(400):
-        fold.say(refused, NOW - 400_000 + 1000 * number)
-    found = said(ROLLING, made=YOUNG, began_ms=1, episodes=fold)
-    assert found is not None
-    assert found.hopeless
-    assert "failed, most of them with the workflow's trajectories cannot be trained on: 0 of 4 are" in found.sentence
-
-
 def test_a_run_in_which_nothing_ever_succeeds_is_hopeless_after_the_recipes_time() -> None:
     assert (found := said(ROLLING, made=YOUNG, began_ms=1, episodes=failed(400, NOW - 301_000))) is not None
     assert found.hopeless
@@ -377,24 +340,6 @@ def test_a_run_is_hopeless_only_if_no_workflow_ever_succeeded_and_their_failures
     assert found.hopeless
     assert "solver gets no episode of workflows sums, words: all 32 since " in found.sentence
     assert said(ROLLING, made=YOUNG, began_ms=0, episodes=well(fold, NOW - 500_000), recipe=recipe) is None
-
-
-def test_of_a_run_that_no_launcher_is_known_of_it_is_told_that_a_person_must_stop_its_parts() -> None:
-    for seconds in (9, 301):
-        found = said(ROLLING, made=YOUNG, began_ms=0, episodes=failed(400, NOW - 1000 * seconds))
-        assert found is not None
-        assert found.hopeless == (seconds > 300)
-        assert (
-            "What happens next: the feeder issues further tasks; `headrace up` and `headrace watch` end"
-            in found.sentence
-        )
-        assert (
-            "s in which every episode failed (launch.all_failed_limit_s), but parts that were started" in found.sentence
-        )
-        assert "What you can do: stop the parts of the run, fix the error, and start them again; look" in found.sentence
-    well_once = well(failed(400, NOW - 9000), NOW - 90_000)
-    assert (found := said(ROLLING, made=YOUNG, began_ms=0, episodes=well_once)) is not None
-    assert "What happens next: the feeder issues further tasks. What you can do: fix the error; look" in found.sentence
 
 
 def test_workers_that_all_wait_for_their_environment_are_told_at_once() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,34 +164,6 @@ def test_a_certificate_for_another_host_is_refused(monkeypatch: pytest.MonkeyPat
     refused = pytest.raises(StoreError, match=r"for another host.*localhost")
     with answering_server(tls=True) as port, store(port, "localhost") as other, refused:
         other.has_object("weights/a")
-
-
-def test_tls_with_a_server_that_speaks_none_is_told_as_that() -> None:
-    with answering_server() as port, store(port) as secure, pytest.raises(StoreError, match="speaks no TLS"):
-        secure.has_object("weights/a")
-
-
-def test_a_server_that_ends_in_the_middle_of_a_handshake_is_away() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def hang_up() -> None:
-            connection, _ = listener.accept()
-            connection.recv(65536)  # what is left unread would be told as a reset
-            connection.close()
-
-        threading.Thread(target=hang_up, daemon=True).start()
-        with store(listener.getsockname()[1]) as ending, pytest.raises(StoreUnavailable):
-            ending.has_object("weights/a")
-
-
-def test_a_bundle_that_holds_no_certificate_is_told_by_its_variable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "empty.pem").write_text("")
-    for path in (tmp_path / "empty.pem", tmp_path / "missing.pem"):
-        monkeypatch.setenv("SSL_CERT_FILE", str(path))
-        with pytest.raises(UsageError, match=f"SSL_CERT_FILE names {path}"):
-            store(1)
 
 
 @pytest.mark.parametrize(

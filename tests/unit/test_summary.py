@@ -19,18 +19,13 @@ from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.run_streams import RunStreams
-from headrace.ops.discards import BeforeEnd, Bias, PolicyDiscards, TrainedGroups
 from headrace.ops.figures import summary as summaries
-from headrace.ops.figures.run_figures import RewardPoint
 from headrace.ops.figures.summary import (
     AuditVerdict,
     FeedSettings,
     Summary,
-    compute_lengths,
-    compute_progress,
     estimate_last_error,
     find_eval_ends,
-    find_eval_workflow_ends,
     log_cpu_share,
     summarize,
 )
@@ -198,23 +193,6 @@ def test_groups_in_flight_at_the_end_are_lost_only_where_the_whole_audit_says_so
     assert "no verdict: the store is away" in shown(away)
 
 
-def test_lengths_are_those_of_trained_and_of_discarded_groups() -> None:
-    trained = TrainedGroups(1, 6.0, None, None, ())
-    fates = PolicyDiscards(trained, {}, {}, 0, Bias(9.0, 8.0, 10.0), BeforeEnd(30.0, None))
-    assert plain(compute_lengths(fates)) == {"trained": 6.0, "discarded": 30.0, "bias": None}
-
-
-def test_progress_counts_what_was_rolled_out_before_a_version_and_groups_of_no_known_version() -> None:
-    points = [
-        RewardPoint(-1, 0.0, 1, 2),
-        RewardPoint(0, 0.2, 3, 24),
-        RewardPoint(1, 0.4, 1, 8),
-        RewardPoint(3, 1, 1, 8),
-    ]
-    seconds = {0: 4.5, 1: 6.004, 2: 7.0, 3: 9.0}
-    assert compute_progress(points, seconds) == ((0, 2, 4.5), (1, 26, 6.0), (2, 34, 7.0), (3, 34, 9.0))
-
-
 def shown(found: Summary, width: int = 100, again: str = "headrace up arithmetic") -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as captured:
@@ -266,43 +244,11 @@ def test_the_closing_page_has_the_rewards_of_each_policy_and_no_mean_of_them(fou
     assert "0.60" not in page
 
 
-def test_the_closing_page_has_the_held_out_reward_of_each_of_several_workflows(found: Summary) -> None:
-    evals = [
-        EvalResult(workflow=name, version=version, avg_at_k=reward)
-        for name, version, reward in (("easy", 0, 0.5), ("easy", 9, 0.75), ("hard", 0, 0.0), ("hard", 9, 0.25))
-    ]
-    assert find_eval_workflow_ends(evals[:2]) == {}
-    solver = replace(
-        found.policies["solver"], eval_workflows=find_eval_workflow_ends(evals), eval_first=0.25, eval_last=0.5
-    )
-    rows = [
-        " ".join(line.strip("│ ").split()) for line in shown(replace(found, policies={"solver": solver})).splitlines()
-    ]
-    at = rows.index("held-out reward 0.25 → 0.50")
-    assert rows[at + 1 : at + 3] == ["easy 0.50 → 0.75", "hard 0.00 → 0.25"]
-
-
-def test_the_closing_page_gives_four_commands_unbroken(found: Summary) -> None:
-    again = "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=10"
-    page = shown(found, 60, again)
-    for words in ("0.20 → 0.70", "closes", "20.0% of 250 generated tokens"):
-        assert words in page
-    lines = [line.strip() for line in page.splitlines()]
-    assert "headrace up arithmetic --data /some/where/quite/far/away --set trainer.steps=20 --new-recipe" in lines
-    assert [line for line in lines if line.startswith("headrace inspect --step 10 --data ")]
-    assert len([line for line in lines if line.startswith("headrace ")]) == 4
-
-
 def test_the_closing_page_names_the_errors_of_episodes_in_their_order(found: Summary) -> None:
     errors = tuple(f"{count} episodes failed: KeyError: '[{count}]'" for count in range(19, 9, -1))
     page = shown(replace(found, errors=errors))
     assert [error for error in errors if error in page] == list(errors[:MOST_ERRORS])
     assert "episodes failed" not in shown(found)
-
-
-def test_the_closing_page_of_a_run_of_a_sweep_gives_no_commands_as_its_servers_are_the_sweeps(found: Summary) -> None:
-    assert "Try next" in shown(found)
-    assert "Try next" not in shown(found, again="")
 
 
 def test_the_way_on_keeps_no_old_value_and_no_summary_file_however_they_were_given(found: Summary) -> None:
@@ -327,13 +273,6 @@ def test_the_way_on_doubles_the_steps_of_every_policy_where_they_are_set(found: 
         least = min(block.versions for block in policies.values())
         page = shown(replace(found, policies=policies, versions=least), again="headrace up arithmetic --set seed=3")
         assert f"  headrace up arithmetic --set seed=3 {words} --new-recipe\n" in page
-
-
-def test_a_summary_tells_whose_steps_the_recipe_sets_for_that_policy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for sets, is_own in (((), False), (("trainer.steps=10",), False), (("policies.solver.trainer.steps=10",), True)):
-        assert summary_of(monkeypatch, tmp_path, sets=sets).policies["solver"].has_own_steps == is_own
 
 
 def test_the_closing_page_of_a_solved_run_says_so_and_how_to_go_on(found: Summary) -> None:

@@ -139,16 +139,6 @@ def test_a_chain_that_takes_the_trainers_limit_or_the_seed_is_another_one_with_a
     assert first(RECIPE, RECIPE.model_copy(update={"seed": RECIPE.seed + 1}), RECIPE) == 2
 
 
-def test_what_a_chain_flagged_counts_after_its_end() -> None:
-    watch = Named.model_validate({"use": "repetition", "run": 1, "probability": 1e-6, "monitor": True})
-    curator, restored = (partition(chained(RECIPE, watch), RECIPE) for _ in range(2))
-    outcome_of(curator, 0, 0)
-    outcome_of(curator, 4, 1)
-    assert chains(curator) == ["1"]
-    restored.restore(curator.snapshot())
-    assert curator.flagged == restored.flagged == {"repetition": 2}
-
-
 def test_a_chain_does_not_end_while_another_stream_of_its_policy_may_still_have_groups_for_it() -> None:
     ends = ChainEnds()
     for stream, number, revision in (("sums", 0, 0), ("sums", 4, 1), ("debate", 0, 0)):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from headrace.infra.embedded.data_folder import SWEPT, DataFolder, FolderInUse, RunNotes
+from headrace.infra.embedded.data_folder import DataFolder, FolderInUse, RunNotes
 from headrace.infra.environment import (
     ACCESS_KEY_VARIABLE,
     KAFKA_CLIENT_VARIABLE,
@@ -29,7 +29,7 @@ from headrace.ops import opened_run as opened_runs
 from headrace.ops.compare import sweep as sweeps
 from headrace.ops.compare.comparison import PlayedRun
 from headrace.ops.compare.run_result import read_result
-from headrace.ops.compare.sweep import RunFolder, build_up_command, describe_run_result, find_run_folder, play
+from headrace.ops.compare.sweep import RunFolder, build_up_command, find_run_folder, play
 from headrace.ops.compare.sweep_file import Sweep, SweepRun, load_sweep
 
 SWEEP = """
@@ -160,16 +160,6 @@ def test_runs_are_played_in_order_and_a_line_tells_of_each(scene: Scene) -> None
         "[2/2] b, seed 1: reward 0.25 → 0.50, 1,200 trajectories, 3 s",
     ]
     assert scene.servers[0].calls == ["claim", "start", "stop"]
-
-
-def test_the_line_of_a_run_of_several_policies_has_the_rewards_of_each() -> None:
-    judge = {**SUMMARY["policies"]["solver"], "reward_first": 0.5, "reward_last": 0.75, "eval_last": 0.5}
-    policies = {**SUMMARY["policies"], "judge": judge}
-    means = {"reward_first": None, "reward_last": None}
-    found = read_result(json.dumps({**SUMMARY, **means, "policies": policies}).encode())
-    assert describe_run_result(found) == (
-        "solver reward 0.25 → 0.50, judge reward 0.50 → 0.75, judge held-out 0.50, 2,400 trajectories, 3 s"
-    )
 
 
 def test_a_run_that_fails_is_told_with_its_last_lines_and_the_others_go_on(scene: Scene) -> None:
@@ -372,20 +362,3 @@ def refused(run: str | None, data: Path) -> str:
     with pytest.raises(UsageError) as caught, opened_runs.open_run(run, data):
         pass
     return str(caught.value)
-
-
-def test_who_asks_for_a_run_that_a_sweep_deleted_is_told_so(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.scripts["b"] = "sys.exit(1)"
-    scene.play()
-    monkeypatch.setattr(opened_runs, "list_runs", lambda *_: [])
-    monkeypatch.setattr(opened_runs, "refuse_unreachable", lambda _connection: None)
-    with DataFolder(scene.data).hold("`headrace compare`"):  # so no broker is started for the look
-        assert "so its topics were deleted" in refused("s-a-1", scene.data)
-        assert f"{scene.data} is the folder of a sweep: `headrace compare` deletes" in refused("s-b-1", scene.data)
-
-
-def test_a_sweep_over_an_archive_has_no_topics_to_look_at(tmp_path: Path) -> None:
-    (tmp_path / "s-a-1").mkdir()
-    (tmp_path / "s-a-1" / SWEPT).write_text("{}")
-    with pytest.raises(UsageError, match="holds a sweep over an archive"):
-        DataFolder(tmp_path).require_notes()

@@ -92,15 +92,6 @@ def test_a_selector_skips_and_after_256_rejections_the_next_one_is_forced() -> N
     assert (nobody.asked, problems.selected, problems.rejected, problems.forced) == (256, 0, 256, 1)
 
 
-def test_a_source_goes_on_where_its_snapshot_was_taken() -> None:
-    first = source(Picky(1, ("one-train-1", "one-train-2")))
-    first.draw()
-    second = source(Picky(1, ("one-train-1", "one-train-2")))
-    second.restore(json.loads(json.dumps(first.snapshot())))
-    assert second.draw() == first.draw()
-    assert second.snapshot() == first.snapshot()
-
-
 def test_the_tier_rises_to_the_hardest_and_then_no_more() -> None:
     problems = source(tiers=("one", "two"))
     assert problems.raise_tier()
@@ -267,20 +258,6 @@ def test_a_source_goes_on_behind_the_problems_that_it_passed_over() -> None:
     again = torn()
     again.restore(older)
     assert (again.skipped, again.skipped_why) == (0, ""), "of a build that passed none over"
-
-
-def test_the_newest_reason_of_a_problem_that_was_passed_over_is_in_the_snapshot_in_one_short_line() -> None:
-    problems = torn(bad=(1,), unplain=(2,), size=4)
-    for _ in range(2):
-        problems.draw()
-    assert "problem 2 of split train: PayloadError: " in problems.snapshot()["skipped_why"]
-    long = "no\nrow \udc80" + "x" * 999
-    odd = TaskSource("math", lambda _: Torn(says=long), AcceptAll(1))
-    for _ in range(2):
-        odd.draw()
-    why = odd.snapshot()["skipped_why"]
-    assert "problem 1 of split train: LookupError: no row \\udc80xxx" in why
-    assert len(why) == 300
 
 
 def test_eight_training_problems_in_a_row_that_cannot_be_built_end_the_feeder_and_one_ends_a_trial() -> None:

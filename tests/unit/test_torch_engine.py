@@ -21,7 +21,6 @@ from transformers import (
 from headrace.infra.weights.experts import split_by_files
 from headrace.infra.weights.tensors import Tensor
 from headrace.producers.engines.contract import Engine, EngineError, Generation, Sampling
-from headrace.producers.engines.torch import torch_engine
 from headrace.producers.engines.torch.causal_lm import CausalLM
 from headrace.producers.engines.torch.sampler import Draw, Filters, draw_uniforms, sample, start_stream
 from headrace.producers.engines.torch.torch_engine import TorchEngine, TorchEngineSettings
@@ -365,21 +364,6 @@ def test_a_crash_of_the_engine_thread_reaches_every_caller(
         run(engine, engine.generate("p", [1], LONG, seed=0))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_crash_that_cannot_be_logged_still_reaches_its_caller(
-    make_engine: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine()
-
-    def explode(*_: object) -> None:
-        raise MemoryError("no memory left")
-
-    monkeypatch.setattr(torch_engine.log, "exception", explode)
-    monkeypatch.setattr(engine._sets.serving_set("p").lm, "forward", explode)
-    with pytest.raises(EngineError, match="no memory left"):
-        run(engine, asyncio.wait_for(engine.generate("p", [1], LONG, seed=0), timeout=60))
-
-
 @pytest.mark.parametrize(
     "sampling", [Sampling(**{name: cut}, max_tokens=60) for name, cut in (("top_p", 0.6), ("top_k", 3), ("min_p", 0.3))]
 )
@@ -458,17 +442,3 @@ def test_a_text_that_ends_a_generation_ends_it_early_and_changes_no_token_before
     assert made.ids.tolist() == whole.ids[: len(made.ids)].tolist()
     assert (made.finish_reason, other.finish_reason) == ("stop", "length")
     assert made.version_runs == ((0, len(made.ids)),)
-
-
-def test_small_matrices_stay_in_memory_by_columns_in_every_copy_and_under_new_weights() -> None:
-    model = make_model(qwen3(), 1)
-    lm = CausalLM(make_model(qwen3(), 0))
-    for one in (lm, lm.copy()):
-        one.apply(one.stage(weights_of(model)))
-        for name, weight in one.model.named_parameters():
-            assert torch.equal(weight, dict(model.named_parameters())[name]), name
-        matrices = [module.weight for module in one.model.modules() if isinstance(module, torch.nn.Linear)]
-        assert len(matrices) == 15  # seven of each layer, and the head
-        assert all(weight.t().is_contiguous() for weight in matrices)
-    of_bfloat16 = CausalLM(make_model(qwen3(), 0).to(torch.bfloat16))
-    assert all(weight.is_contiguous() for weight in of_bfloat16.model.parameters())

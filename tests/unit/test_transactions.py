@@ -186,15 +186,6 @@ def test_after_an_abort_that_hangs_nothing_more_is_written_as_the_next_commit_wo
     assert producer.calls == calls
 
 
-def test_a_record_whose_report_never_came_counts_as_one_that_may_be_there(
-    writer: TransactionalWriter, producer: Failing, aborts: Aborts
-) -> None:
-    writer.begin()
-    writer.produce([Outgoing("t", b"x", partition=3)])
-    writer.abort()
-    assert aborts.noted == {("t", 3): -1}
-
-
 def test_what_a_start_aborts_for_others_is_not_waited_for(
     producer: Failing, aborts: Aborts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,12 +465,6 @@ def test_an_error_that_aborts_every_transaction_is_told_and_one_that_passes_is_w
     abort_repeatedly(2 * MOST_ABORTS, KafkaError._MSG_TIMED_OUT)
 
 
-def test_what_time_does_not_heal_is_told(writer: TransactionalWriter, producer: Failing) -> None:
-    producer.codes = [KafkaError.TOPIC_AUTHORIZATION_FAILED]
-    with pytest.raises(KafkaRefused):
-        writer.begin()
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -564,16 +549,6 @@ def test_after_kafka_was_away_offsets_are_sent_by_a_new_producer_as_the_old_one_
 def test_a_broker_among_others_that_is_down_costs_no_transaction(away: Away, sender: TransactionalWriter) -> None:
     away.report[0](KafkaError(KafkaError._TRANSPORT))
     sender.send_offsets(NONE)
-    assert len(away.producers) == 1
-
-
-def test_an_outage_before_the_first_offsets_costs_no_transaction(away: Away) -> None:
-    with closing(TransactionalWriter(Connection("nowhere:1"), "run.test")) as writer:
-        away.report[0](DOWN)
-        for _ in range(2):
-            begin_with_record(writer)
-            writer.send_offsets(NONE)
-            writer.commit()
     assert len(away.producers) == 1
 
 

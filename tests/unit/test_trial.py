@@ -18,17 +18,14 @@ import numpy as np
 import pytest
 from drawn_page import drawn
 from patience import PATIENCE_S
-from rich.console import Group
 from typer.testing import CliRunner
 
 from headrace.app.cli.main import app
-from headrace.app.views.trial_page import show_solutions, trial_page
-from headrace.envs.tools.solutions import SolutionPlayed, TurnPlayed
+from headrace.app.views.trial_page import trial_page
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.ops.offline import watched_play
 from headrace.ops.offline.given_answers import parse_answers
-from headrace.ops.offline.left_out import look_at_solutions
 from headrace.ops.offline.trial import OwnCodeFailed, TrialRequest, Tried, try_recipe
 from headrace.producers.rollout import watchdog
 from headrace.producers.rollout.play.episodes import RolloutContext
@@ -179,18 +176,6 @@ def test_a_policy_that_is_told_what_to_say_learns_from_it_as_if_it_had_said_so()
     assert "one optimizer step over 1 group: 24 tokens are trained on" in told
 
 
-def test_what_is_told_has_the_log_probabilities_that_the_engine_gives_the_same_words() -> None:
-    generated = tried("arithmetic", "rollout.group_size=2").policies["solver"].groups[0].group.trajectories[0]
-    [span] = [span for span in generated.sequences[0].spans if span.kind == "generated"]
-
-    again = tried("arithmetic", "rollout.group_size=2", answers=[span.text]).policies["solver"].groups[0].group
-    first, told = ([token.logprob for token in one.sequences[0].each] for one in (generated, again.trajectories[0]))
-    assert [token.id for token in again.trajectories[0].sequences[0].each[: len(first)]] == [
-        token.id for token in generated.sequences[0].each
-    ]
-    assert np.array(told[7 : len(first)], float) == pytest.approx(np.array(first[7:], float), abs=1e-3)
-
-
 def test_an_error_in_an_episode_is_shown_from_the_users_first_line_on_with_task_role_and_turn(own: str) -> None:
     found = tried(own, "workflows.sums.env.fault=score")
 
@@ -209,29 +194,6 @@ def test_an_error_in_an_episode_is_shown_from_the_users_first_line_on_with_task_
     assert "sums:0:0  task sum1:lp=5+4?, ArithmeticError: cannot judge " in told
     assert "in judge (solver, turn 2)\nand 2 more with this error: sums:0:1, sums:0:2\nTraceback" in told
     assert told.count("Traceback") == 1, "the same error once"
-
-
-def test_an_error_before_anybody_generates_is_of_no_role_and_ends_with_exit_code_1(own: str) -> None:
-    for fault, said in (
-        ("early", "RuntimeError: not ready at "),
-        ("away", "ConnectionRefusedError: the judge is away"),
-    ):
-        done = CliRunner().invoke(app, ["try", own, "--tasks", "1", "--set", f"workflows.sums.env.fault={fault}"])
-        assert done.exit_code == 1
-        assert "3 of 3 episodes failed" in done.stdout
-        assert f"sums:0:0  task sum1:lp=5+4?, {said}" in done.stdout
-
-
-def test_an_error_outside_of_episodes_is_shown_from_the_users_first_line_on(own: str) -> None:
-    with pytest.raises(OwnCodeFailed) as raised:
-        tried(own, "workflows.sums.env.fault=problem", tasks=2)
-    said = str(raised.value).splitlines()
-    assert "failed to build problem 1 of split train: LookupError: no such question" in said[0]
-    assert said[1] == "Traceback (most recent call last):"
-    assert said[2].endswith("in problem")
-
-    with pytest.raises(OwnCodeFailed, match=r"(?s)too many.*in half.*ZeroDivisionError"):
-        tried(own, "trainer.advantage.use=quiz_of_a_trial:half", "rollout.group_size=8")
 
 
 def test_every_turn_is_shown_and_a_group_that_the_chain_fails_over_is_dead(own: str) -> None:
@@ -261,13 +223,6 @@ def test_a_data_algorithm_that_could_not_go_on_after_a_restart_is_found(own: str
         tried(own, 'curate.chain=["quiz_of_a_trial:Keyed"]')
     with pytest.raises(OwnCodeFailed, match=r"(?s)'seen'.*in restore.*KeyError"):
         tried(own, 'curate.chain=[{ use = "quiz_of_a_trial:Keyed", fault = "no state" }]')
-
-
-def test_a_group_that_is_large_takes_the_way_of_large_groups_and_says_the_same(own: str) -> None:
-    few = ("rollout.max_tokens=32",)
-    small, large = (tried(own, *few, *more, answers=ANSWERS) for more in ((), ("rollout.inline_limit_bytes=1024",)))
-
-    assert small.policies == large.policies
 
 
 def test_the_inner_loop_on_the_page_prints_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,33 +294,11 @@ def test_a_call_that_blocks_a_trial_is_told_by_its_line_and_ended_by_one_interru
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_episodes_of_a_trial_that_never_end_are_told_with_their_turns() -> None:
-    told = watched_play.describe_wait(20, 900, "episodes play their 40th turn")
-    assert told.startswith(
-        "the episodes have run for 20 s; episodes play their 40th turn. They end after 900 s (rollout"
-    )
-
-
 def test_a_shadow_is_named_as_one_that_was_not_tried() -> None:
     found = tried("arithmetic-shadow", "rollout.group_size=2")
     assert found.shadows == ("solver.unfiltered",)
     assert "shadow solver.unfiltered was not tried" in drawn(trial_page(found))
     assert "maybe: the tools are hidden" in drawn(trial_page(replace(found, doubts=("the tools are hidden",))))
-
-
-def test_worked_solutions_are_shown_by_workflow_with_sub_agents_and_with_characters_that_nobody_reads() -> None:
-    sub = SolutionPlayed("sub", (TurnPlayed("4", ()),), 1.0, "")
-    tree = SolutionPlayed("top", (TurnPlayed("@spawn 2+2?", ("4€",), (sub, sub)),), 1.0, "", workflow="tree")
-    told = drawn(Group(*show_solutions([tree, replace(tree, workflow="flat", turns=sub.turns)])), 100)
-    assert re.findall(r"worked solutions of (tree|flat)  1 of 1", told) == ["tree", "flat"]
-    assert re.findall(r"(main\S*) +0 +(\S+)", told) == [("main", "@spawn"), ("main.1", "4"), ("main.2", "4")]
-    [said] = look_at_solutions(load_recipe("math-spawn"), "sums", [tree])
-    assert said.startswith("policies.solver.alphabet needs more characters, '€': results in the worked solutions of")
-
-
-def test_characters_that_the_policy_did_not_read_are_told_beside_its_results() -> None:
-    found = tried("tools", "rollout.group_size=2", answers=["@get"])
-    assert "its alphabet lacks, '[]': it read them without these" in drawn(trial_page(found), 100)
 
 
 def test_a_trial_ends_although_a_call_of_an_episode_never_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,6 @@ def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("", {}, Memory(500 * GIB, 512 * GIB, 8 * GIB, 8 * GIB)),
         ("0::/a/b", {"": {}, "a": V2 | V2_NESTED, "a/b": V2}, Memory(2 * GIB, 4 * GIB, GIB // 2, GIB, 4 * GIB)),
-        ("0::/", {"": V2 | V2_NESTED}, Memory(2 * GIB, 4 * GIB, GIB // 2, GIB, 4 * GIB)),
-        ("0::/of/the/host", {"": V2 | V2_NESTED}, Memory(2 * GIB, 4 * GIB, GIB // 2, GIB, 4 * GIB)),
         ("0::/a", {"a": V2}, Memory(500 * GIB, 512 * GIB, 8 * GIB, 8 * GIB)),
         ("9:name=x:/\n4:cpu,memory:/d", {"memory/d": V1, "memory": V1_NONE}, Memory(2 * GIB, 4 * GIB, limit=4 * GIB)),
         ("4:memory:/d", {"memory/d": V1 | V1_SWAP}, Memory(2 * GIB, 4 * GIB, GIB, 2 * GIB, 4 * GIB)),
@@ -44,8 +42,6 @@ def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=[
         "none",
         "nested",
-        "namespace",
-        "foreign path",
         "no limit",
         "version 1",
         "version 1 with swap",

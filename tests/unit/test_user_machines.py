@@ -84,14 +84,3 @@ def test_a_file_system_without_locks_is_named_with_the_remedy(
     assert [finding.what for finding in examine_machine() if "does not support flock" in finding.detail] == [
         "file locks"
     ]
-
-
-def test_doctor_goes_on_where_the_folder_that_it_runs_in_is_gone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    lacking = [finding.what for finding in examine_machine() if not finding.ok]
-    assert {"disk", "data folder", "file locks"} <= set(lacking)
-    assert "cache folder" not in lacking

@@ -13,7 +13,7 @@ import pytest
 from headrace.infra.weights.lora import build_adapter_config
 from headrace.producers.engines.contract import EngineError, Sampling
 from headrace.producers.engines.served.generation_server import ServedWeights
-from headrace.producers.engines.served.server_api import NOTHING, Answer, HttpConnections, ServerAway, WeightsRefused
+from headrace.producers.engines.served.server_api import Answer, HttpConnections, ServerAway, WeightsRefused
 from headrace.producers.engines.served.vllm import build_words
 from headrace.producers.engines.served.vllm_adapters import VllmAdapters, choose_rank
 
@@ -72,10 +72,6 @@ def connect(server: Server) -> VllmAdapters:
     return api
 
 
-def list_versions(server: Server) -> list[str]:
-    return [name.partition("-")[0] for name in server.adapters]
-
-
 def test_a_newer_adapter_ends_requests_and_what_asks_for_a_version_gets_that_one() -> None:
     server = Server()
     api = connect(server)
@@ -95,16 +91,6 @@ def test_a_newer_adapter_ends_requests_and_what_asks_for_a_version_gets_that_one
         (((4, 2),), "length"),
     ]
     assert server.asked == ["3", "3", "4"]
-
-
-def test_a_version_that_is_not_there_gives_nothing_and_the_newest_is_always_kept() -> None:
-    server = Server()
-    api = connect(server)
-    api.add(FOLDER, 4)
-    api.load(FOLDER, 5)
-    api.unload_others({4})
-    assert list_versions(server) == ["4", "5"]
-    assert asyncio.run(api.generate("a", [1], SAMPLING, 3)) is NOTHING
 
 
 def test_an_order_to_end_a_request_is_given_until_the_request_is_over() -> None:
