@@ -1,16 +1,20 @@
-"""What stands between a client and a server, failing as a test says: by a cut, a black hole, errors."""
+"""What stands between a client and a server: far away, or failing as a test says, by a cut, a black hole, errors."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from typing import Literal, Self
 
-Mode = Literal["pass", "cut", "hole", "503"]
-"""pass; cut: connections end at once; hole: bytes vanish and nothing comes back; 503: an HTTP error answers all."""
+Mode = Literal["pass", "cut", "hole", "slow", "503"]
+"""pass; cut: connections end at once; hole: bytes vanish and nothing comes back; slow: every piece waits; 503: an HTTP
+error answers whatever is asked."""
 
+SLOW_S = 0.2
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -20,6 +24,8 @@ class TcpProxy:
     def __init__(self, target: str = "") -> None:
         self.target = target
         self.mode: Mode = "pass"
+        self.delay_s = 0.0
+        """How long a piece is under way, each way; many are at once. It holds for connections that are opened later."""
         self.connections = 0
         """Opened by clients so far."""
         self.passed = {"up": 0, "down": 0}
@@ -88,6 +94,7 @@ class TcpProxy:
         self._pump(client, server, True)
 
     def _pump(self, source: socket.socket, sink: socket.socket, asks: bool) -> None:
+        send = self._delayed(sink, self.delay_s) if self.delay_s else sink.sendall
         with suppress(OSError):
             while data := source.recv(65536):
                 match self.mode:
@@ -96,13 +103,29 @@ class TcpProxy:
                     case "503" if asks:
                         source.sendall(BUSY)
                         break
+                    case "slow":
+                        time.sleep(SLOW_S)
                 with self._lock:
                     self.passed["up" if asks else "down"] += len(data)
                 self.before_passing()
-                sink.sendall(data)
+                send(data)
         with self._lock:
             self._open -= {source, sink}
         for connection in (source, sink):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+    def _delayed(self, sink: socket.socket, delay_s: float) -> Callable[[bytes], None]:
+        """Return what takes pieces that arrive at the sink that much later, in their order."""
+        under_way: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+
+        def arrive() -> None:
+            with suppress(OSError):
+                while True:
+                    due, data = under_way.get()
+                    time.sleep(max(due - time.monotonic(), 0))
+                    sink.sendall(data)
+
+        threading.Thread(target=arrive, name="under-way", daemon=True).start()
+        return lambda data: under_way.put((time.monotonic() + delay_s, data))
