@@ -38,6 +38,6 @@ def number(title: str | Text) -> Column:
     return Column(title, justify="right", no_wrap=True)
 
 
-def folded(title: str | Text) -> Column:
+def fold_text(title: str | Text) -> Column:
     """Return a column of texts that are broken anywhere, and so are whole."""
     return Column(title, overflow="fold")

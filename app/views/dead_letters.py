@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
-from headrace.app.views.columns import PLAIN, folded, make_columns, make_facts
+from headrace.app.views.columns import PLAIN, fold_text, make_columns, make_facts
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
@@ -27,7 +27,7 @@ def dead_letters_table(dead_letters: Sequence[ListedDeadLetter], reason: str | N
     """Return the page of `headrace dead-letters`."""
     if not dead_letters:
         return Text(f"No dead letters of reason {reason}.") if reason else NONE
-    to_be_copied = map(folded, ("reason", "from", "number", "sent back"))
+    to_be_copied = map(fold_text, ("reason", "from", "number", "sent back"))
     table = make_columns("offset", "when (UTC)", *to_be_copied, titles=PLAIN, pad_edge=True)
     for dead_letter in dead_letters[-MOST_ROWS:]:
         table.add_row(

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 
 from headrace.app.views.answer_metrics import list_answer_metrics
-from headrace.app.views.columns import folded, make_columns, number
+from headrace.app.views.columns import fold_text, make_columns, number
 from headrace.app.views.safe_text import Text
 from headrace.infra.inflection import inflect
 from headrace.infra.printable import escape_controls
@@ -136,7 +136,7 @@ def _describe_group(group: GroupSeen, of: int) -> Text:
 
 def _build_table(*more: str) -> Table:
     numbers = ("  #", "reward", "advantage", "logprob", "least", "tokens", "version")
-    return make_columns(*map(number, numbers), *map(folded, more))
+    return make_columns(*map(number, numbers), *map(fold_text, more))
 
 
 def _build_row(member: TrajectorySeen, index: int, sequence: SequenceSeen) -> list[RenderableType]:
@@ -305,7 +305,7 @@ def token_table(tokens: Sequence[TokenSeen], begin: int = 0) -> Table:
     """
     numbers = map(number, ("#", "version", "mask", "advantage", "logprob", "probability"))
     kind = Column("kind", style="dim", no_wrap=True)
-    table = make_columns(*numbers, Column(no_wrap=True), folded("token"), kind)
+    table = make_columns(*numbers, Column(no_wrap=True), fold_text("token"), kind)
     for index, token in enumerate(tokens, begin):
         generated = token.logprob is not None
         chance = _find_probability(token)

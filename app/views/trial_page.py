@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Column, Table
 
-from headrace.app.views.columns import folded, make_columns, number
+from headrace.app.views.columns import fold_text, make_columns, number
 from headrace.app.views.inspection_page import (
     SPAN_STYLES,
     crop,
@@ -79,7 +79,7 @@ def _show_solution(solutions: Sequence[SolutionPlayed], title: str) -> Iterator[
     right = f"{len(solutions) - len(wrong)} of {len(solutions)} give a reward of 1"
     yield Text.assemble((title, "bold"), "  ", (right, "red" if wrong else "green"))
     has_agents = any(turn.agents for turn in shown.turns)
-    table = make_columns(*map(folded, (*["agent"] * has_agents, "turn", "answer", "results")))
+    table = make_columns(*map(fold_text, (*["agent"] * has_agents, "turn", "answer", "results")))
     for agent, turn, played in _list_turns(shown, "main"):
         results = Text("\n".join(crop(result) for result in played.results))
         table.add_row(*[agent] * has_agents, str(turn), Text(played.answer), results)
@@ -167,7 +167,7 @@ def _read_span(span: SpanSeen, tokens: Sequence[TokenSeen]) -> Text:
 def _build_members_table(tried: GroupTried) -> Table:
     parts = _choose_parts([member.reward_parts for member in tried.group.trajectories])
     numbers = ("#", "reward", *parts, "advantage", "logprob", "tokens")
-    table = make_columns(*(number(Text(name)) for name in numbers), folded("answer"))
+    table = make_columns(*(number(Text(name)) for name in numbers), fold_text("answer"))
     for member in tried.group.trajectories:
         for index, sequence in enumerate(member.sequences):
             table.add_row(

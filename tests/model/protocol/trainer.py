@@ -11,6 +11,7 @@ from headrace.infra.kafka.decoding import MessageRefused
 from headrace.infra.recipe.settings import TrainerSettings as Settings
 from headrace.infra.run.run import Run
 from headrace.schemas import codec
+from headrace.schemas.digests import compute_digest
 from headrace.schemas.ids import UseId
 from headrace.schemas.records import CuratedGroup, TrajectoryGroup
 from headrace.schemas.versions import find_version_range
@@ -74,7 +75,7 @@ class Intake:
         bare = DecodedGroup(curated, group)
         return Waiting(
             UseId.of(curated), curated.min_version, curated.deadline_version, self._arrivals, message.partition,
-            message.offset, PreparedGroup(bare, (), ()),
+            message.offset, PreparedGroup(bare, (), ()), digest=compute_digest(message.value),
         )  # fmt: skip
 
 
