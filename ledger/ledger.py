@@ -305,6 +305,11 @@ class Ledger:
         with self._healing():
             return self._db.execute(sql, named or values).fetchall()
 
+    def iterate(self, sql: str, *values: object) -> Iterator[Row]:
+        """Yield the rows of a query one by one, for results of any size. Raises LedgerRemade."""
+        with self._healing():
+            yield from self._db.execute(sql, values)
+
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Give the database for one transaction, in which all queries see one moment. Raises LedgerRemade."""

@@ -16,7 +16,6 @@ class TaskStamp(NamedTuple):
     run_id: bytes
     stream: str
     number: int
-    revision: int
 
 
 class GroupStamp(NamedTuple):
@@ -35,7 +34,7 @@ def read_task_headers(message: Message) -> TaskStamp:
     """Return the headers of a task. Raises HeaderError."""
     found = dict(message.headers)
     try:
-        return TaskStamp(found["run_id"], found["stream"].decode(), _read(found["number"]), _read(found["revision"]))
+        return TaskStamp(found["run_id"], found["stream"].decode(), _read(found["number"]))
     except KeyError as error:
         raise HeaderError(f"header {error} is missing") from error
     except ValueError as error:

@@ -115,12 +115,12 @@ class Rows:
         self.add("delivery", partition_id, message.offset, policy, group.stream, group.number, reached, due, digest)
 
     def add_curated(
-        self, message: Message, partition_id: int, variant: str, group: GroupStamp, *, sent_back: bool, is_dead: bool
+        self, message: Message, partition_id: int, variant: str, group: GroupStamp, *, sent_back: bool
     ) -> None:
-        """Add a curated group; `is_dead`: whether this very record has a dead letter."""
+        """Add a curated group."""
         self.add(
             "curated", partition_id, message.offset, variant, group.stream, group.number, group.use, group.revision,
-            group.min_version, group.max_version, sent_back, is_dead, compute_digest(message.value),
+            group.min_version, group.max_version, sent_back, compute_digest(message.value),
         )  # fmt: skip
 
     def add_weights(self, message: Message, partition_id: int, event: WeightsPublished) -> None:

@@ -79,7 +79,7 @@ CREATE TABLE eviction (
 CREATE INDEX eviction_of_batch ON eviction (batch_id);
 
 -- Headers of tasks, delivered groups and curated groups; only an audit reads them. waits: no worker has read it yet.
--- reached: a curator may have read it. due: one is known to have read it. is_dead: this very record has a dead letter.
+-- reached: a curator may have read it. due: one is known to have read it.
 -- digest: of the record's value.
 CREATE TABLE task (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, stream TEXT NOT NULL,
@@ -92,7 +92,7 @@ CREATE TABLE delivery (
 CREATE TABLE curated (
     id INTEGER PRIMARY KEY, partition_id INTEGER NOT NULL, offset INTEGER NOT NULL, variant TEXT NOT NULL,
     stream TEXT NOT NULL, number INTEGER NOT NULL, use INTEGER NOT NULL, revision INTEGER NOT NULL,
-    min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, sent_back INTEGER NOT NULL, is_dead INTEGER NOT NULL,
+    min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, sent_back INTEGER NOT NULL,
     digest TEXT NOT NULL
 );
 CREATE INDEX curated_of_number ON curated (variant, stream, number);

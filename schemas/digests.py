@@ -21,7 +21,7 @@ def digest_batch(batch: Mapping[str, Any]) -> str:
 
     `batch` is the record as a dict, with the dicts of its groups, evictions and positions.
     """
-    evicted = ((one["verdict"], one["group"] and _name_use(one["group"])) for one in batch["evictions"])
+    evicted = ((one["verdict"], one["group"] and _place_use(one["group"])) for one in batch["evictions"])
     positions = ((one["partition"], one["offset"]) for one in batch["positions"])
     facts = (*(batch[name] for name in _FACTS), *map(_name_use, batch["groups"]), *evicted, *positions)
     return compute_digest("\n".join(map(repr, facts)).encode())
@@ -39,6 +39,11 @@ def compute_log_hash(previous: str, batch: str, curated: Iterable[str]) -> str:
         curated: Digests of the curated records of its groups, in its order.
     """
     return compute_digest("\n".join((previous, batch, *curated)).encode())
+
+
+def _place_use(group: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return a use with the place of its record: a trainer that resumes leaves out what was evicted, by its place."""
+    return *_name_use(group), group["partition"], group["offset"]
 
 
 def _name_use(group: Mapping[str, Any]) -> tuple[str, int, int]:

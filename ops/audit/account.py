@@ -139,9 +139,8 @@ class RunAccount:
 
     def fold_curated(self, variant: str, group: GroupStamp, message: Message) -> None:
         """Take in a curated group."""
-        is_dead = self.unread.has_dead_letter(message.topic, message.partition, message.offset)
         rows, place = self._begin(message)
-        rows.add_curated(message, place, variant, group, sent_back=is_sent_back(message), is_dead=is_dead)
+        rows.add_curated(message, place, variant, group, sent_back=is_sent_back(message))
 
     def fold_task(self, stream: str, number: int, message: Message) -> None:
         """Take in a task."""
@@ -162,6 +161,19 @@ class RunAccount:
     def _begin(self, message: Message) -> tuple[Rows, int]:
         self._is_settled = False
         return self._writer.begin(message)
+
+    def find_version(self, variant: str, stream: str, number: int, use: int) -> int:
+        """Return the version that was trained on a use; -1 for none. All batches were taken in before."""
+        if self._writer.rows.of["trained"]:
+            self._writer.flush()
+        [(version,)] = self.ledger.query(
+            "SELECT max(version) FROM trained WHERE (variant, stream, number, use) = (?, ?, ?, ?)",
+            variant,
+            stream,
+            number,
+            use,
+        )
+        return -1 if version is None else version
 
     def find_group_digest(self, variant: str, stream: str, number: int) -> str:
         """Return the digest of a group by its outcome; empty if none gives it. All outcomes were taken in before."""
@@ -264,9 +276,10 @@ class RunAccount:
         for found in (broken, self.unread.problems(positions or {})):
             problems.extend(found)
         total = {name: sum(getattr(p, name) for p in policies.values()) for name in SUMMED}
+        lost += total.pop("lost") + sum(p.lost for p in shadows.values())
         return Audit(
             ok=not problems,
-            lost=lost + total.pop("lost") + sum(p.lost for p in shadows.values()),
+            lost=0 if scope.offline else lost,
             doubled=total.pop("doubled") + sum(p.doubled for p in shadows.values()),
             policies=policies,
             shadows=shadows,
@@ -275,7 +288,7 @@ class RunAccount:
             weights_chain_ok=not broken,
             unreadable_letters=self.unreadable_letters,
             unnumbered_letters=count_unnumbered(self.ledger),
-            without_digest=count_without_digest(self.ledger),
+            without_digest=0 if scope.offline else count_without_digest(self.ledger),
             problems=problems,
         )
 

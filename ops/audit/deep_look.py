@@ -11,6 +11,7 @@ from headrace.infra.kafka.dead_letters import REDRIVEN, is_sent_back
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreDenied, StoreUnavailable
+from headrace.ledger.plain_headers import read_group_headers
 from headrace.ops.audit.account import RecordId, RunAccount
 from headrace.ops.audit.deep import (
     UnfitValue,
@@ -23,11 +24,12 @@ from headrace.ops.audit.deep import (
 from headrace.ops.audit.evaluations import Evaluations
 from headrace.ops.audit.findings import Deep
 from headrace.ops.audit.objects import ObjectChecks, StoreAway
+from headrace.ops.audit.problems import AuditProblem
 from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.digests import compute_digest
-from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.records import DeadLetter, Outcome
+from headrace.schemas.records import CuratedGroup, DeadLetter, Outcome
+from headrace.schemas.topics import variant_of
 
 
 class DeepLook:
@@ -49,17 +51,20 @@ class DeepLook:
         self._of_groups |= {topics.curated(variant) for variant in run.recipe.policy_variants}
         self._dead: dict[RecordId, tuple[str, str]] = {}
         """Record to the position of its dead letter, and the digest of the bytes in it."""
-        self._seen = set[tuple[str, str, int]]()
-        """(policy, stream, number) of the groups that were delivered: curators skip later deliveries."""
+        self._seen = set[int]()
+        """Hashes of policy, stream and number of the groups that were delivered."""
 
-    def check_group(self, message: Message) -> None:
-        """Check a record of trajectories or curated groups; one with a fault needs a dead letter. Raises StoreAway."""
+    def check_group(self, message: Message, *, counts: bool) -> None:
+        """Check a record of trajectories or curated groups; one with a fault needs a dead letter.
+
+        `counts`: whether the fold took it in. Raises StoreAway.
+        """
         variant = self._account.variant_of_topic.get(message.topic)
         dead_letter, digest = self._dead.pop((message.topic, message.partition, message.offset), ("", ""))
         if dead_letter and digest != compute_digest(message.value):
             where = name_offset(message)
             self._account.found.add_sentence(f"the dead letter {dead_letter} holds other bytes than its record {where}")
-        if variant is None and not (self._is_new(message) or is_sent_back(message)):
+        if variant is None and not (is_sent_back(message) or (counts and self._is_new(message))):
             return
         with self._measure(message):
             store = self._run.store if self.objects else None
@@ -70,18 +75,26 @@ class DeepLook:
                 said = self._account.find_group_digest(variant, curated.stream, curated.number)
                 if curated.group and said and said != compute_digest(curated.group):
                     raise UnfitValue("it holds another group than the one that its outcome gives the digest of")
+                self._check_deadline(variant, curated)
             if self.objects:
                 check_attachments(group, self.objects)
 
     def _is_new(self, message: Message) -> bool:
-        try:
-            stamp = Stamp.from_headers(message.headers)
-        except HeaderError:  # the fold reports it
-            return True
-        group = stamp.policy, stamp.stream, stamp.number
-        is_new = group not in self._seen
-        self._seen.add(group)
+        """Return whether a delivery is the first of its number: curators skip later ones."""
+        _, policy, group = read_group_headers(message)
+        name = hash((policy, group.stream, group.number))
+        is_new = name not in self._seen
+        self._seen.add(name)
         return is_new
+
+    def _check_deadline(self, variant: str, curated: CuratedGroup) -> None:
+        """Name a replay that was trained after its deadline; that of a first use follows from its headers."""
+        if curated.use and not variant_of(variant):  # a shadow counts by another clock
+            version = self._account.find_version(variant, curated.stream, curated.number, curated.use)
+            if version - 1 > curated.deadline_version:
+                what = f"(use {curated.use}) was trained after its deadline"
+                late = AuditProblem(what, variant, curated.stream, curated.number)
+                self._account.found.add([late], 1)
 
     def check_record(self, message: Message) -> None:
         """Check a task, an outcome or a dead letter."""

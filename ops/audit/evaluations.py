@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -66,9 +66,19 @@ class _Numbers:
         """Numbers that a dead letter concludes."""
         return {number for number, times in self.deaths.items() if times > 0} - self.answered
 
-    def find_open(self, first: int, end: int) -> set[int]:
-        """Return the numbers from `first` up to `end` that were not answered, and whose task waits for no worker."""
-        return set(range(first, end)) - self.answered - self.waiting - self.dead
+    @property
+    def known(self) -> set[int]:
+        """Numbers that were answered, or that nobody need answer yet or any more."""
+        return self.answered | self.waiting | self.dead
+
+    def count_open(self, first: int, end: int) -> int:
+        """Count the numbers from `first` up to `end` that were not answered, and whose task waits for no worker."""
+        return max(end - first, 0) - sum(first <= n < end for n in self.known)
+
+    def iterate_open(self, first: int, end: int) -> Iterator[int]:
+        """Yield these numbers. A number from the log may be huge, so they are never all in memory."""
+        known = self.known
+        return (number for number in range(first, end) if number not in known)
 
 
 class Evaluations:
@@ -211,7 +221,7 @@ class Evaluations:
             for policy in self._recipe.policies_of(workflow) if issued and workflow in self._recipe.workflows else ():
                 numbers, first = self._numbers[workflow, policy], self._find_first(workflow, policy)
                 answered, dead = (sum(0 <= n < issued for n in some) for some in (numbers.answered, numbers.dead))
-                lost = len(numbers.find_open(first, issued)) if drained else 0
+                lost = numbers.count_open(first, issued) if drained else 0
                 results = sum(key[:2] == (workflow, policy) for key in self._results)
                 own = issued - first
                 in_flight = own - answered - dead - lost
@@ -252,14 +262,17 @@ class Evaluations:
             before = issued if self.issued_before is None else self.issued_before.get(workflow, 0)
             for policy in self._recipe.policies_of(workflow) if workflow in self._recipe.workflows else ():
                 first, numbers = self._find_first(workflow, policy), self._numbers[workflow, policy]
-                unanswered = numbers.find_open(first, issued if drained else before)
-                lost = (
-                    unanswered if drained else numbers.find_open(first, max(numbers.due, default=-1) + 1) & numbers.due
-                )
-                _add_numbers(found, workflow, policy, lost, "was issued, but never answered")
-                if not drained:
-                    what = "was issued and is not answered, but its task is not on the eval-tasks topic"
-                    _add_numbers(found, workflow, policy, unanswered - numbers.due, what)
+                name = f"{workflow}:{{}} of {policy}"
+                if drained:
+                    count, lost = numbers.count_open(first, issued), numbers.iterate_open(first, issued)
+                    _add_numbers(found, name, lost, count, "was issued, but never answered")
+                    continue
+                due = sorted(n for n in numbers.due if n >= first and n not in numbers.known)
+                _add_numbers(found, name, due, len(due), "was issued, but never answered")
+                gone = (number for number in numbers.iterate_open(first, before) if number not in numbers.due)
+                count = numbers.count_open(first, before) - sum(n < before for n in due)
+                what = "was issued and is not answered, but its task is not on the eval-tasks topic"
+                _add_numbers(found, name, gone, count, what)
 
     def _find_first(self, workflow: str, policy: str) -> int:
         """Return the first number that a policy must answer.
@@ -271,7 +284,7 @@ class Evaluations:
         issued = self._issued.get(workflow, 0)
         if all(policy in one.policies_of(workflow) for one in having):
             return 0
-        return min((*self._numbers[workflow, policy].answered, issued))
+        return max(min((*self._numbers[workflow, policy].answered, issued)), 0)
 
     def _find_missing(self) -> Iterator[str]:
         """Yield the missing results for which the evaluator has read all answers."""
@@ -356,9 +369,8 @@ def _read_stamp(message: Message, run_id: str) -> Stamp | None:
     return stamp if stamp.run_id == run_id and is_eval(stamp.stream) else None
 
 
-def _add_numbers(found: Problems, workflow: str, policy: str, numbers: Collection[int], what: str) -> None:
-    names = (f"eval.{workflow}:{number} of {policy}" for number in sorted(numbers))
-    found.add((AuditProblem(f"{name} {what}") for name in names), len(numbers))
+def _add_numbers(found: Problems, name: str, numbers: Iterable[int], count: int, what: str) -> None:
+    found.add((AuditProblem(f"eval.{name.format(number)} {what}") for number in numbers), count)
 
 
 def _describe_differences(expected: EvalResult, found: EvalResult, names: tuple[str, ...]) -> str:

@@ -18,7 +18,6 @@ from contextlib import suppress
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.topic_reader import name_offset
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.retired import Retired
 from headrace.ledger.feeder_snapshot import NO_SNAPSHOT, FeederSnapshot, describe_unusable, read_issued
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.plain_headers import GroupStamp, read_group_headers, read_task_headers
@@ -66,8 +65,6 @@ class AuditFold:
         self.snapshots: dict[bytes, Message] = {}
         """The newest snapshot of the evaluator and of every curator, by key."""
         self.feeder = FeederSnapshot()
-        self.retired = Retired(run_id, recipe.policy_variants)
-        """The versions whose objects may be deleted, by the records read so far."""
         self.curated = frozenset(recipe.topics.curated(variant) for variant in recipe.policy_variants)
         """Topics of curated groups."""
         self.groups = self.curated | {recipe.topics.trajectories(policy) for policy in recipe.policies}
@@ -172,8 +169,6 @@ class AuditFold:
     def _fold_state(self, message: Message) -> bool:
         if self.feeder.fold_message(message):
             return True
-        if self.retired.fold_message(message):
-            return True
         if message.key == EVALUATOR_KEY or message.key.startswith(CURATOR_KEY):
             self.snapshots[message.key] = message
             return True
@@ -201,7 +196,7 @@ class AuditFold:
         return True
 
     def _fold_task(self, message: Message) -> bool:
-        run_id, stream, number, _ = read_task_headers(message)
+        run_id, stream, number = read_task_headers(message)
         if run_id != self._run_header or is_eval(stream):
             return False
         if message.topic != self.recipe.topics.tasks(stream):

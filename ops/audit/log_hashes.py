@@ -22,14 +22,15 @@ _RECORDS = """
 def find_broken_log_hashes(ledger: Ledger, variant: str) -> Iterator[str]:
     """Yield the records whose `log_hash` does not follow from the record before and the curated groups they name.
 
-    Records of an older build have none, and are not checked. All batches and curated groups are in the ledger.
+    Records of an older build have none, and are not checked, if none before them has one. All batches and curated
+    groups are in the ledger.
     """
     previous = ""
     for (_, topic, partition, offset, version, digest, log_hash), rows in groupby(
-        ledger.query(_RECORDS, variant), key=lambda row: row[:-1]
+        ledger.iterate(_RECORDS, variant), key=lambda row: row[:-1]
     ):
         curated = [found for *_, found in rows if found is not None]
-        if log_hash and compute_log_hash(previous, digest, curated) != log_hash:
+        if (log_hash or previous) and compute_log_hash(previous, digest, curated) != log_hash:
             name = f"the record of version {version}" if version >= 0 else "a record of evictions"
             yield (
                 f"{name} of {variant}, {name_partition((topic, partition))}@{offset}, has a log_hash that does not "
@@ -43,6 +44,6 @@ def count_without_digest(ledger: Ledger) -> int:
     """Return the number of records that an older build wrote without a digest: they are audited without it."""
     [(count,)] = ledger.query(
         "SELECT (SELECT count(*) FROM batch WHERE log_hash = '')"
-        " + (SELECT count(*) FROM outcome WHERE decides AND group_digest = '')"
+        " + (SELECT count(*) FROM outcome WHERE decides AND samples > 0 AND group_digest = '')"
     )
     return int(count)

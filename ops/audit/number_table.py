@@ -163,4 +163,5 @@ def fill_numbers(ledger: Ledger, variant: str, issued: Mapping[str, int], curate
         db.execute("DELETE FROM number WHERE variant = ?", (variant,))
         db.execute(_NUMBERS, {**about, "is_shadow": variant != policy_of(variant)})
         db.execute(_MISPLACED, (variant,))
+        db.execute("CREATE INDEX IF NOT EXISTS delivery_of_number ON delivery (policy, stream, number)")
         db.execute(_ALTERED, about)

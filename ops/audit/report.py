@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from headrace.infra.errors import HeadraceError
 from headrace.infra.run.run import Run
+from headrace.ledger.ledger import LedgerRemade
 from headrace.ops.audit.audited_log import AuditedLog
 from headrace.ops.audit.findings import AuditReport
 from headrace.ops.audit.whole_audit import AuditRequest, WholeAudit
@@ -25,7 +27,14 @@ def report(
 
     Raises:
         KafkaAway, KafkaRefused: The topics cannot be read. An unreachable store is told in the report, as `unchecked`.
+        HeadraceError: The temporary files of the audit cannot be written.
     """
     with TemporaryDirectory(prefix="headrace-audit-") as folder:
         request = AuditRequest(rests and not run.recipe.kafka.bootstrap, deep, use_store)
-        return WholeAudit.of(run, request, Path(folder), log or AuditedLog(run)).perform()
+        try:
+            return WholeAudit.of(run, request, Path(folder), log or AuditedLog(run)).perform()
+        except LedgerRemade as error:
+            raise HeadraceError(
+                f"the audit cannot write its rows into a temporary file ({error}): make room in the folder for "
+                "temporary files, or name another one by SQLITE_TMPDIR"
+            ) from error

@@ -36,11 +36,6 @@ class Unread:
         page = self._pages.get((topic, partition, offset >> UNREAD_PAGE_BITS))
         return page is not None and bool(page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] & VOID)
 
-    def has_dead_letter(self, topic: str, partition: int, offset: int) -> bool:
-        """Return whether a record has a dead letter."""
-        page = self._pages.get((topic, partition, offset >> UNREAD_PAGE_BITS))
-        return page is not None and bool(page[offset & ((1 << UNREAD_PAGE_BITS) - 1)] & DEAD_LETTER)
-
     def _mark(self, topic: str, partition: int, offset: int, bit: int) -> None:
         if offset < 0:
             return

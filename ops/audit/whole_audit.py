@@ -189,9 +189,10 @@ class WholeAudit:
             self._fold_group(message)
 
     def _fold_group(self, message: Message) -> None:
-        self.fold.fold_message(message)
-        is_group = message.topic in self.fold.groups
-        self._run_deep_check(lambda deep: deep.check_group(message) if is_group else deep.check_record(message))
+        counts, is_group = self.fold.fold_message(message), message.topic in self.fold.groups
+        self._run_deep_check(
+            lambda deep: deep.check_group(message, counts=counts) if is_group else deep.check_record(message)
+        )
 
     def _fold_curated(self, messages: Iterable[Message]) -> None:
         for message in messages:

@@ -136,9 +136,9 @@ class Scene:
             headers = [*stamp.to_headers(), *((("redrive", b"0"),) if again else ())]
             message = Message(topic, 0, ends.get(topic, 0), key, value, headers)
             ends[topic] = message.offset + 1
-            fold.fold_message(message)
+            counts = fold.fold_message(message)
             if topic in fold.groups:
-                deep.check_group(message)
+                deep.check_group(message, counts=counts)
             else:
                 deep.check_record(message)
         fold.fold_feeder_snapshot()
@@ -237,6 +237,7 @@ SAYS: list[tuple[Callable[[Scene], None], str]] = [
     ),
     (put("positions", 0, (0, 7)), f"sums:1 of solver {ELSEWHERE}"),
     (put("positions", 1, (0, 7)), rf"sums:1 of solver \(use 1\) {ELSEWHERE}"),
+    (put("versions", 1, 11), r"sums:1 of solver \(use 1\) was trained after its deadline"),
     (
         lambda scene: claimed(scene, worker="another"),
         "the group in the object store does not match the record that points to it",

@@ -178,6 +178,15 @@ def test_while_a_run_goes_on_an_evaluation_is_lost_once_the_workers_are_past_its
     assert scene.said(still=False, drained=False) == ["eval.sums:3 of solver was issued, but never answered"]
 
 
+def test_a_huge_number_in_the_log_takes_neither_memory_nor_time() -> None:
+    scene = Scene()
+    scene.tasks, scene.passed = [*scene.tasks, 10**12], 5
+    said = scene.said(still=False, drained=False)
+    assert "eval.sums:1000000000000 of solver was issued, but never answered" in said
+    scene.issued = 2**32 - 1
+    assert scene.taken().counts(drained=True)["sums.solver"].lost == 2**32 - 1 - 4
+
+
 def test_a_result_may_come_until_the_evaluator_has_read_all_answers() -> None:
     scene = Scene()
     scene.results.pop()

@@ -67,7 +67,7 @@ BUDGET = {
     "envs": 7200,
     "infra": 11300,
     "ledger": 900,
-    "ops": 13200,
+    "ops": 13300,
     "producers": 8600,
     "recipes": 0,
     "schemas": 1500,

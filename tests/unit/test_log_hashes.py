@@ -70,6 +70,14 @@ def other_eviction(log: Log) -> None:
     log.batches[1] = replace(log.batches[1], evictions=())
 
 
+def other_place_of_an_eviction(log: Log) -> None:
+    log.batches[1] = replace(log.batches[1], evictions=(Eviction(GroupUse("sums", 4, 0, 0, 3), "expired"),))
+
+
+def no_hash(log: Log) -> None:
+    log.batches[2] = replace(log.batches[2], log_hash="")
+
+
 def test_records_that_follow_one_another_are_right() -> None:
     assert Log().says() == []
 
@@ -82,6 +90,8 @@ def test_records_that_follow_one_another_are_right() -> None:
         (lost_record, "the record of version 2"),
         (other_weights, "the record of version 2"),
         (other_eviction, "a record of evictions"),
+        (other_place_of_an_eviction, "a record of evictions"),
+        (no_hash, "the record of version 2"),
     ],
 )
 def test_a_record_or_a_group_that_was_altered_lost_or_moved_breaks_the_hash(
