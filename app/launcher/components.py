@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.app.launcher import fork_imports
+from headrace.infra.process.child_life import Child
 from headrace.infra.process.child_process import PYTHON
-from headrace.infra.process.supervisor import Child
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.topics import policy_of, variant_of
 

@@ -29,11 +29,12 @@ from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
 from headrace.infra.plug_ins import search_folders
+from headrace.infra.process.child_life import Child, GaveUp
 from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.patience import Patience
 from headrace.infra.process.signals import INTERRUPTED, STOP_WITHIN_S, ignore_signals, interrupt_on_signals
-from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
+from headrace.infra.process.supervisor import Supervisor
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder, UpLease

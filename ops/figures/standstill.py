@@ -29,7 +29,7 @@ from headrace.schemas.topics import policy_of, variant_of
 
 if TYPE_CHECKING:
     from headrace.infra.embedded.server_probe import Silence
-    from headrace.infra.process.supervisor import ChildState
+    from headrace.infra.process.child_life import ChildState
 
 CAUSES = (
     "server",

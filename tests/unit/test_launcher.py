@@ -28,7 +28,7 @@ from headrace.app.views import live
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
-from headrace.infra.process.supervisor import ChildState, GaveUp
+from headrace.infra.process.child_life import ChildState, GaveUp
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Rollout
 from headrace.infra.run.run import Run

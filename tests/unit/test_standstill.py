@@ -11,7 +11,7 @@ from made_ledger import MadeLedger
 from made_recipes import sums_recipe
 
 from headrace.infra.embedded.server_probe import Silence
-from headrace.infra.process.supervisor import ChildState
+from headrace.infra.process.child_life import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.concluded import RECENT_GROUPS, Concluded
 from headrace.ops.figures.discard_advice import ADVICE_BY_REASON
