@@ -454,5 +454,7 @@ def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
     monkeypatch.setattr(launch, "_record_state", lambda _: None)
     page = Page()
     with pytest.raises(launcher.AllFailed, match=r"^solver gets no episode$") as raised:
-        launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", nothing))
+        launch._turn_until_drained(
+            cast("Run", SimpleNamespace(run_id="run-1")), cast("Any", page), cast("Any", nothing)
+        )
     assert (page.turns, raised.value.exit_code) == (3, 1)

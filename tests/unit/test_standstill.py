@@ -124,6 +124,12 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
         ("no_worker", said(), "no worker is alive", "headrace rollout --run"),
         (
             "no_worker",
+            said(processes={"feed": there}),
+            "no worker is alive, and `headrace up` runs none. What happens next: the run pauses, and continues when a",
+            "let it run some by `headrace scale rollout=N`, or start workers by `headrace rollout --run ADDRESS`.",
+        ),
+        (
+            "no_worker",
             said(seen, processes={"rollout-sums-0": there}),
             "no worker is alive; the last was seen at 22:12:20 UTC; process 7 of rollout-sums-0 exists, but may be",
         ),
