@@ -270,11 +270,11 @@ class _Stand:
         frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]
         short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
         which = f" --workflow {streams[0]}" if len(self.seen.recipe.workflows) > 1 else ""
-        start = f"start workers by `headrace rollout{which} --run ADDRESS`"
+        by_up = f"`headrace scale rollout=N{which}` or " if self.around.began_ms else ""
+        start = f"start workers by {by_up}`headrace rollout{which} --run ADDRESS`"
         if self.around.processes and not own:
-            short += ", and `headrace up` runs none"
-            start = f"let it run some by `headrace scale rollout=N{which}`, or {start}"
-            return _Cause("no_worker", short, "the run pauses, and continues when a worker starts", start)
+            pauses = "the run pauses, and continues when a worker starts"
+            return _Cause("no_worker", f"{short}, and `headrace up` runs none", pauses, start)
         to_do = f"{self._log_hint(f'rollout-{streams[0]}-0')}, or {start}"
         return _Cause("no_worker", short, self._describe_restarts("rollout-"), to_do)
 

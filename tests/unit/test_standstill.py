@@ -126,7 +126,7 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
             "no_worker",
             said(processes={"feed": there}),
             "no worker is alive, and `headrace up` runs none. What happens next: the run pauses, and continues when a",
-            "let it run some by `headrace scale rollout=N`, or start workers by `headrace rollout --run ADDRESS`.",
+            "you can do: start workers by `headrace scale rollout=N` or `headrace rollout --run ADDRESS`.",
         ),
         (
             "no_worker",
