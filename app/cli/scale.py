@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.app.cli.options import DataChoice, JsonOption, RunChoice, log_quietly, print_answer
+from headrace.app.cli.options import RUN_ADDRESS, DataChoice, JsonOption, log_quietly, print_answer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +22,7 @@ def scale(
             help="rollout=N (workers of each workflow), curate=N (curators of each policy), or both.",
         ),
     ],
-    run: RunChoice = None,
+    run: Annotated[str | None, RUN_ADDRESS] = None,
     data: DataChoice = None,
     workflow: Annotated[str | None, typer.Option(help="Whose workers are meant; default: each.")] = None,
     as_json: JsonOption = False,
