@@ -13,7 +13,7 @@ import pytest
 from command import headrace, words_of
 from test_faults import children, started, until
 
-STEPS = 240
+STEPS = 150
 """Enough that the run still goes on when all commands have been answered: it makes up to three versions a second."""
 WORDS = (
     *("up", "efficient-data/fifo", "--plain", "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0"),
