@@ -16,7 +16,7 @@ from headrace.infra.errors import UsageError
 
 MARKS_OF_FOLDER = ("run.json", "up.lock")
 LEFT_BY_RUNS = frozenset({
-    *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "keys.sh", SUMMARY,
+    *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "scale", "keys.sh", SUMMARY,
     "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json", "seconds.json",
     SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
     "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm",

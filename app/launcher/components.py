@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.app.launcher import fork_imports
+from headrace.infra.process.child_life import Child
 from headrace.infra.process.child_process import PYTHON
-from headrace.infra.process.supervisor import Child
+from headrace.infra.recipe.pools import CURATE, ROLLOUT, count_pools
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.topics import policy_of, variant_of
 
@@ -15,11 +16,13 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"
 """Starts the processes of one trainer on this machine; when one dies all end, and the supervisor restarts them."""
 
 
-def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
+def list_components(recipe: Recipe, address: str, logs: Path, counts: Mapping[str, int] | None = None) -> list[Child]:
     """Return the component processes of a run on one machine, according to the recipe's `launch`.
 
-    What needs no torch comes first, as it is forked before torch is imported.
+    What needs no torch comes first, as it is forked before torch is imported. `counts` are the numbers of processes by
+    pool; without them the recipe's hold.
     """
+    counts = counts or count_pools(recipe)
 
     def make_child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
         together: list[str] = []
@@ -32,7 +35,7 @@ def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     children = [make_child("feed", "feed", imports=fork_imports.FEED)] if recipe.launch.feeder else []
     children += [
         make_child(
-            f"curate-{policy_variant}-{n}",
+            f"{CURATE}{policy_variant}-{n}",
             "curate",
             *_name_options(policy_variant),
             "--slot",
@@ -40,7 +43,7 @@ def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
             imports=fork_imports.CURATE,
         )
         for policy_variant in recipe.policy_variants
-        for n in range(1 if variant_of(policy_variant) else recipe.launch.curators)
+        for n in range(counts.get(f"{CURATE}{policy_variant}", 1))  # a shadow has one
     ]
     if recipe.evaluate.every:
         children.append(make_child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
@@ -55,7 +58,7 @@ def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     children += [
         make_child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
         for workflow in recipe.workflows
-        for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
+        for name in (f"{ROLLOUT}{workflow}-{n}" for n in range(counts[f"{ROLLOUT}{workflow}"]))
     ]
     return children
 

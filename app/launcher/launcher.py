@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,6 +20,7 @@ from headrace.app.launcher.drained import AllFailed, Drain, RunPage, describe_re
 from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.launcher.look_before import check_before_start
 from headrace.app.launcher.redirected_log import redirect_log
+from headrace.app.launcher.scaling import Scaling
 from headrace.app.views.say import say
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
@@ -29,11 +29,12 @@ from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s
 from headrace.infra.plug_ins import search_folders
-from headrace.infra.process.child_process import build_child_environment
+from headrace.infra.process.child_life import Child, GaveUp
 from headrace.infra.process.fork_client import ForkServer
+from headrace.infra.process.fork_start import start_fork_server
 from headrace.infra.process.patience import Patience
 from headrace.infra.process.signals import INTERRUPTED, STOP_WITHIN_S, ignore_signals, interrupt_on_signals
-from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
+from headrace.infra.process.supervisor import Supervisor
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import Run, join
 from headrace.infra.run.up_lease import Holder, UpLease
@@ -149,6 +150,7 @@ class Launcher:
         self._before = notes
         self._console = console
         self._began = time.monotonic()
+        self._scaling = Scaling(request.recipe, folder)
         self._servers = Servers(request.recipe.kafka, request.recipe.store, folder, self._say)
         self._supervisor: Supervisor | None = None
         self._run_is_over = False
@@ -227,11 +229,13 @@ class Launcher:
         environment[PLUG_INS_VARIABLE] = os.pathsep.join(search_folders())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
-        children = list_components(self._recipe, str(self._address), self._folder.logs)
-        forks = self._start_fork_server(children, environment)
+        if self._before is not None:
+            self._say_all(self._scaling.begin(self._before.run_id))
+        children, logs, wanted = self._list_children(), self._folder.logs, self._recipe.launch.fork
+        forks = start_fork_server(self._request.forks or make_fork_server(), children, environment, logs, wanted=wanted)
         self._supervisor = Supervisor(
             children,
-            self._folder.logs,
+            logs,
             environment,
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
             is_over=lambda: self._run_is_over,
@@ -241,23 +245,8 @@ class Launcher:
         )
         self._supervisor.start()
 
-    def _start_fork_server(self, children: Sequence[Child], environment: Mapping[str, str]) -> ForkServer | None:
-        """Start the process that forks components; None if no component is forked, or if it cannot be started."""
-        forks = self._request.forks or make_fork_server()
-        if sys.platform != "linux" or not self._recipe.launch.fork or not any(child.imports for child in children):
-            forks.stop()
-            return None
-        if forks.pid is None:
-            try:
-                forks.start()
-            except OSError as error:
-                # Every process is started anew, which is slower.
-                log.warning("forks.not_started", why=str(error))
-                return None
-        self._folder.logs.mkdir(parents=True, exist_ok=True)
-        threads = sum(child.torch_processes for child in children)
-        forks.prepare(build_child_environment(environment, threads), self._folder.logs / "forks.log")
-        return forks
+    def _list_children(self) -> list[Child]:
+        return list_components(self._recipe, str(self._address), self._folder.logs, self._scaling.counts)
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
@@ -300,9 +289,11 @@ class Launcher:
             self._progress = None if is_away else page.progress
             if is_away:
                 drain.restart_clocks()
-            for death in supervisor.take_news():
-                self._say(f"[red]{escape(death)}[/]")
+            self._say_all(supervisor.take_news(), "red")
             self._run_is_over = self._run_is_over or bool(page.ended)
+            if not self._run_is_over and (changes := self._scaling.follow(run.run_id)):
+                supervisor.set_children(self._list_children())
+                self._say_all(changes)
             if time.monotonic() - self._noted > NOTE_EVERY_S:
                 self._record_state(run)
 
@@ -367,3 +358,7 @@ class Launcher:
 
     def _say(self, words: str) -> None:
         say(self._console, words)
+
+    def _say_all(self, sentences: Sequence[str], style: str = "none") -> None:
+        for words in sentences:
+            say(self._console, escape(words), style)

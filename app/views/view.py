@@ -18,7 +18,7 @@ from headrace.app.views.evaluation_words import describe_evaluation, describe_fa
 from headrace.app.views.safe_text import Text
 from headrace.app.views.tables import describe_shadow, replay_lines
 from headrace.infra.inflection import inflect
-from headrace.infra.process.supervisor import ChildState
+from headrace.infra.process.child_life import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ledger.liveness import is_alive
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates

@@ -81,6 +81,8 @@ class DataFolder:
         self.store = self.root / "store"
         self.logs = self.root / "logs"
         self.ledger = self.root / "ledger.sqlite"
+        self.scale = self.root / "scale"
+        """Folder of what `headrace scale` asks for."""
         self.branch = self.root / "branch"
         """For a branch: folder with the initial weights of each policy."""
         self._notes = self.root / "run.json"

@@ -10,7 +10,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -18,9 +17,8 @@ import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.environment import END_REPORT_VARIABLE
-from headrace.infra.errors import ERROR_MARK, FENCED, HeadraceError, UsageError
-from headrace.infra.inflection import inflect
-from headrace.infra.own_frames import find_own_location
+from headrace.infra.errors import FENCED
+from headrace.infra.process.child_life import USAGE_ERROR, Child, ChildState, GaveUp, Life
 from headrace.infra.process.child_process import (
     ChildCommand,
     ChildProcess,
@@ -31,73 +29,17 @@ from headrace.infra.process.child_process import (
     wait_without_reaping,
 )
 from headrace.infra.process.cpu_account import CpuAccount
-from headrace.infra.process.end_report import EndReport, read_end
+from headrace.infra.process.end_report import read_end
 from headrace.infra.process.fork_client import ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
-from headrace.infra.process.log_lines import find_last_error, read_last_lines, read_lines
 from headrace.infra.process.patience import Deaths, Patience
 
 FINISHED = 0
-USAGE_ERROR = 2
 SAMPLE_S = 1.0
-LAST_LOG_LINES = 12
+LEAVE_S = 30.0
+"""Seconds that a child has to leave, while the others go on."""
 
 log = structlog.get_logger()
-
-
-class GaveUp(HeadraceError):
-    """A component cannot be kept running."""
-
-
-class Misused(GaveUp, UsageError):
-    """A component ended with a usage error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A component process."""
-
-    name: str
-    command: Sequence[str]
-    torch_processes: int = 0
-    """Number of its processes that compute with torch and share the cores."""
-    imports: Sequence[str] = ()
-    """Modules that the fork server imports before the fork; none for a component that is never forked."""
-
-
-@dataclass(slots=True)
-class _Life:
-    """The supervisor's state of one child."""
-
-    process: ChildProcess | None = None
-    starts: int = 0
-    exit_code: int | None = None
-    log_begin: int = 0
-    """Size of its log before this life."""
-    report: EndReport | None = None
-    """Report of the first failed process in the newest ended life, if any."""
-    error: str = ""
-    """Error of the newest death."""
-    state: str = "starting"
-    """starting | running | waiting | finished | failed | stopped."""
-
-    @property
-    def log_verb(self) -> str:
-        """Verb for the log in messages: with a report, the log's last lines may be of torchrun or other processes."""
-        return "has" if self.report else "ends with"
-
-
-@dataclass(frozen=True, slots=True)
-class ChildState:
-    """The state of a child."""
-
-    state: str
-    pid: int | None
-    starts: int
-    exit_code: int | None
-    """Exit code of the newest ended life; negative for a signal."""
-    error: str = ""
-    """Last error in its log for the newest death, with the line of user code if there is one."""
 
 
 class Supervisor:
@@ -128,7 +70,6 @@ class Supervisor:
         other_pids: Callable[[], Mapping[str, int]] = dict,
         forks: ForkServer | None = None,
     ) -> None:
-        self.children = tuple(children)
         self.logs = logs
         self._environment = build_child_environment(environment, sum(child.torch_processes for child in children))
         self._patience = patience
@@ -137,7 +78,8 @@ class Supervisor:
         self._other_pids = other_pids
         self._forks = forks
         self._cpu = CpuAccount()
-        self._lives = {child.name: _Life() for child in children}
+        self._lives = {child.name: Life(child, logs) for child in children}
+        self._leaving: list[Life] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failures: list[GaveUp] = []
@@ -148,32 +90,64 @@ class Supervisor:
     def start(self) -> None:
         """Start all children in their order, each in its own thread."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        self._begin(list(self._lives.values()), {})
+        self._sampler = threading.Thread(target=self._sample, name="cpu-account", daemon=True)
+        self._sampler.start()
+
+    def _begin(self, lives: Sequence[Life], leaving: Mapping[str, Life]) -> None:
+        """Start children one after the other; one whose name still leaves begins when that has ended."""
         turn = threading.Event()
         turn.set()
-        for child in self.children:
-            begun = threading.Event()
+        for life in lives:
+            begun, name = threading.Event(), life.child.name
+            turns = [turn, leaving[name].gone] if name in leaving else [turn]
             keeper = threading.Thread(
-                target=self._keep_running, args=(child, turn, begun), name=f"keep-{child.name}", daemon=True
+                target=self._keep_running, args=(life, turns, begun), name=f"keep-{name}", daemon=True
             )
             self._keepers.append(keeper)
             keeper.start()
             turn = begun
-        self._sampler = threading.Thread(target=self._sample, name="cpu-account", daemon=True)
-        self._sampler.start()
+
+    def set_children(self, children: Sequence[Child]) -> None:
+        """Start the children that are new, in their order, and end those that are not listed; do not wait for either.
+
+        Listed children that are there already run on. One that leaves gets SIGTERM, and after LEAVE_S SIGKILL; this is
+        no death: it is neither restarted nor told.
+        """
+        listed = {child.name for child in children}
+        with self._lock:
+            out = [life for name, life in self._lives.items() if name not in listed]
+            new = [Life(child, self.logs) for child in children if child.name not in self._lives]
+            self._leaving = [*(life for life in self._leaving if not life.gone.is_set()), *out]
+            leaving = {life.child.name: life for life in self._leaving}
+            self._lives = {name: life for name, life in self._lives.items() if name in listed}
+            self._lives |= {life.child.name: life for life in new}
+            pids = self._forbid_restarts(out)
+        if pids:
+            threading.Thread(target=self._end, args=(pids, LEAVE_S), name="leave", daemon=True).start()
+        self._begin(new, leaving)
+
+    def _forbid_restarts(self, lives: Sequence[Life]) -> list[int]:
+        """Let no child of these start any more; return the processes to end. Call it with the lock held."""
+        for life in lives:
+            life.stopping.set()
+        return [life.process.pid for life in lives if life.process is not None]
 
     def stop(self, timeout_s: float = 8) -> None:
         """End all children and their descendants: SIGTERM, wait up to `timeout_s`, SIGKILL."""
         self._stop.set()
+        with self._lock:
+            pids = self._forbid_restarts([*self._lives.values(), *self._leaving])
         if self._forks is not None:
             self._forks.stop()
-        with self._lock:  # from here on no child is added
-            pids = [life.process.pid for life in self._lives.values() if life.process is not None]
-        killed = end_all(pids, timeout_s)
+        self._end(pids, timeout_s)
         for keeper in self._keepers:
             keeper.join()
         if self._sampler is not None:
             self._sampler.join()
-        if killed:
+
+    def _end(self, pids: Sequence[int], timeout_s: float) -> None:
+        if killed := end_all(pids, timeout_s):
             # Processes that did not stop in time were killed.
             log.warning("children.killed", count=len(killed), after_s=timeout_s)
 
@@ -185,41 +159,38 @@ class Supervisor:
     def states(self) -> dict[str, ChildState]:
         """Return the state of every child."""
         with self._lock:
-            return {
-                name: ChildState(
-                    life.state, life.process.pid if life.process else None, life.starts, life.exit_code, life.error
-                )
-                for name, life in self._lives.items()
-            }
+            return {name: life.build_state() for name, life in self._lives.items()}
 
     def cpu_seconds(self) -> dict[str, dict[str, float]]:
         """Return CPU seconds by name: of `process` and, as a part of it, `librdkafka`."""
         return self._cpu.seconds()
 
-    def _keep_running(self, child: Child, turn: threading.Event, begun: threading.Event) -> None:
+    def _keep_running(self, life: Life, turns: Sequence[threading.Event], begun: threading.Event) -> None:
         """Run a child and restart it; begin when it is its turn, and set `begun` when it has begun."""
-        turn.wait()
+        for turn in turns:
+            turn.wait()
         try:
-            self._restart_until_over(child, begun)
+            self._restart_until_over(life, begun)
         finally:
             begun.set()
+            life.gone.set()
 
-    def _restart_until_over(self, child: Child, begun: threading.Event) -> None:
-        life = self._lives[child.name]
+    def _restart_until_over(self, life: Life, begun: threading.Event) -> None:
+        child = life.child
         backoff = Backoff(self._patience.first_pause_s, self._patience.longest_pause_s)
         deaths = Deaths(self._patience)
         reported: set[str] = set()
-        while not self._stop.is_set():
+        while not life.stopping.is_set():
             began = time.monotonic()
             try:
-                self._run_once(child, life, begun)
+                self._run_once(life, begun)
             except OSError as error:
                 self._failures.append(GaveUp(f"{child.name} cannot be started ({child.command[0]}): {error}"))
                 life.state = "failed"
                 return
             lived = time.monotonic() - began
             deaths.count(life.exit_code, lived, self._progress())
-            if self._conclude_if_over(child, life, deaths):
+            if self._conclude_if_over(life, deaths):
                 return
             if lived >= self._patience.healthy_after_s:
                 backoff.reset()
@@ -231,30 +202,18 @@ class Supervisor:
                 log.warning("child.fenced", child=child.name, again_in_s=pause)
             else:
                 log.warning("child.died", child=child.name, exit_code=life.exit_code, again_in_s=pause)
-            self._report(child, life, reported)
-            self._stop.wait(pause)
-            if self._conclude_if_over(child, life, deaths):  # a worker may see the end of the run before the launcher
+            self._report(life, reported)
+            life.stopping.wait(pause)
+            if self._conclude_if_over(life, deaths):  # a worker may see the end of the run before the launcher
                 return
         life.state = "stopped"
 
-    def _report(self, child: Child, life: _Life, reported: set[str]) -> None:
+    def _report(self, life: Life, reported: set[str]) -> None:
         """Queue a report of a death with the last error in the log: for the first death, and for each new error."""
-        error = self._note_error(child, life)
-        kind = f"{life.exit_code} {re.sub('[0-9]+', '', error)}"
-        if kind in reported:
-            return
-        reported.add(kind)
-        ends = f" {life.log_verb}: {life.error}" if error else ""
-        log_file = self._log_of(child)
-        self._news.put(f"{child.name} died (exit code {life.exit_code}) and is started again; its log {log_file}{ends}")
-
-    def _note_error(self, child: Child, life: _Life) -> str:
-        """Store the last error in the log of an ended life with its location; return it without the location."""
-        lines = life.report.lines if life.report else read_lines(self._log_of(child), life.log_begin)
-        error = find_last_error(lines)
-        location = find_own_location(lines)
-        life.error = f"{error} at {location}" if location else error
-        return error
+        kind = f"{life.exit_code} {re.sub('[0-9]+', '', life.note_error())}"
+        if kind not in reported:
+            reported.add(kind)
+            self._news.put(life.describe_death())
 
     def take_news(self) -> list[str]:
         """Return, once, sentences on deaths for people: the first death of a child, and deaths with a new error."""
@@ -263,78 +222,56 @@ class Supervisor:
             found.append(self._news.get())
         return found
 
-    def _conclude_if_over(self, child: Child, life: _Life, deaths: Deaths) -> bool:
+    def _conclude_if_over(self, life: Life, deaths: Deaths) -> bool:
         """Return whether an ended child must not be restarted, and note why."""
-        if self._stop.is_set():
+        if life.stopping.is_set():
             life.state = "stopped"
         elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
         elif life.exit_code == USAGE_ERROR or deaths.has_too_many:
-            self._failures.append(self._build_failure(child, life))
+            self._failures.append(life.build_failure())
             life.state = "failed"  # set last, because readers of this state then ask for the reason
         else:
             return False
         return True
 
-    def _run_once(self, child: Child, life: _Life, begun: threading.Event) -> None:
+    def _run_once(self, life: Life, begun: threading.Event) -> None:
         """Run a child once. Raises OSError if it cannot be started."""
-        path = self._log_of(child)
-        self._report_of(child).unlink(missing_ok=True)
-        life.log_begin = path.stat().st_size if path.exists() else 0
+        life.report_file.unlink(missing_ok=True)
+        life.log_begin = life.log.stat().st_size if life.log.exists() else 0
         try:
-            process = self._start_child(child)
+            process = self._start_child(life)
         finally:
             begun.set()
         if process is None:
             return
         with self._lock:
-            if self._stop.is_set():  # `stop` ran before this child was registered
+            if life.stopping.is_set():  # it was told to end before it was registered
                 kill_session(process.pid)
             life.process, life.state = process, "running"
             life.starts += 1
         wait_without_reaping(process.pid)
-        self._cpu.sample(child.name, process.pid)
+        self._cpu.sample(life.child.name, process.pid)
         kill_session(process.pid)  # its leftover processes
         with self._lock:
             life.exit_code = process.wait()
-            life.report = read_end(self._report_of(child)) if life.exit_code != FINISHED else None
+            life.report = read_end(life.report_file) if life.exit_code != FINISHED else None
             if life.report is not None:
                 life.exit_code = life.report.exit_code
             life.process = None
 
-    def _start_child(self, child: Child) -> ChildProcess | None:
-        """Start a child, by fork if possible; return its process, or None if all must stop. Raises OSError."""
-        path = self._log_of(child)
+    def _start_child(self, life: Life) -> ChildProcess | None:
+        """Start a child, by fork if possible; return its process, or None if it must stop. Raises OSError."""
+        child = life.child
         if self._forks is not None and child.imports:
             try:
-                return self._forks.fork(ForkRequest(child.imports, child.name, child.command, str(path)))
+                return self._forks.fork(ForkRequest(child.imports, child.name, child.command, str(life.log)))
             except CannotFork as error:
-                if not self._stop.is_set():
+                if not life.stopping.is_set():
                     # It is started as a new process instead, which is slower.
                     log.warning("child.not_forked", child=child.name, why=str(error))
-        environment = {**self._environment, END_REPORT_VARIABLE: str(self._report_of(child))}
-        return None if self._stop.is_set() else spawn(ChildCommand(child.command, environment, path))
-
-    def _log_of(self, child: Child) -> Path:
-        return self.logs / f"{child.name}.log"
-
-    def _report_of(self, child: Child) -> Path:
-        return self.logs.absolute() / f"{child.name}.end"
-
-    def _build_failure(self, child: Child, life: _Life) -> GaveUp:
-        path = self._log_of(child)
-        lines = life.report.lines[-LAST_LOG_LINES:] if life.report else read_last_lines(path, LAST_LOG_LINES)
-        if life.exit_code == USAGE_ERROR:
-            marked = [n for n, line in enumerate(lines) if line.startswith(ERROR_MARK)]
-            sentence = "\n".join(lines[marked[-1] :]).removeprefix(ERROR_MARK) if marked else "\n".join(lines)
-            return Misused(f"{child.name}: {sentence}")
-        self._note_error(child, life)
-        why = f" ({life.error})" if life.error else ""
-        shown = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
-        return GaveUp(
-            f"{child.name} died {life.starts} {inflect(life.starts, 'time')}, the last time with exit code "
-            f"{life.exit_code}{why}, and is not started again. Its log {path} {life.log_verb}:\n{shown}"
-        )
+        environment = {**self._environment, END_REPORT_VARIABLE: str(life.report_file)}
+        return None if life.stopping.is_set() else spawn(ChildCommand(child.command, environment, life.log))
 
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_S):

@@ -77,18 +77,12 @@ class UpLease:
         self._stay = threading.Thread(target=self._be_member, args=(address, group), name="up-lease", daemon=True)
         self._stay.start()
 
-        def describe() -> Any:
-            admin = get_admin(address.connection)
-            return await_answer(admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group])
-
         end = time.monotonic() + JOIN_S
-        call_patiently(lambda: await_coordinator(address.connection, group, ANSWER_S), f"looking for {group}", JOIN_S)
+        _await_group(address)
         while time.monotonic() < end:
-            described = call_patiently(describe, f"looking at group {group}", JOIN_S)
-            members = [member.client_id for member in described.members]
-            if self._id in members:
+            holders = _list_holders(address)
+            if self._holder in holders:
                 here = self._holder.host, self._holder.folder  # of one folder, a lock lets one run at a time
-                holders = [Holder(**json.loads(member)) for member in members if member.startswith("{")]
                 return [one for one in holders if (one.host, one.folder) != here]
             time.sleep(PAUSE_S)
         # `up` did not join its consumer group in time, so a second `up` cannot see that this one runs.
@@ -106,6 +100,28 @@ class UpLease:
             while not self._leaving.is_set() and not contact.has_lost_brokers():
                 consumer.poll(PAUSE_S)  # returns its errors, which pass with time, or are told to the components too
             consumer.close()
+
+
+def find_holders(address: RunAddress) -> list[Holder]:
+    """Return every `headrace up` that runs a run on a cluster of the user's. Raises KafkaAway and KafkaRefused."""
+    _await_group(address)
+    return _list_holders(address)
+
+
+def _await_group(address: RunAddress) -> None:
+    group = Topics(address.run).up_group
+    call_patiently(lambda: await_coordinator(address.connection, group, ANSWER_S), f"looking for {group}", JOIN_S)
+
+
+def _list_holders(address: RunAddress) -> list[Holder]:
+    group = Topics(address.run).up_group
+
+    def describe() -> Any:
+        admin = get_admin(address.connection)
+        return await_answer(admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group])
+
+    members = call_patiently(describe, f"looking at group {group}", JOIN_S).members
+    return [Holder(**json.loads(member.client_id)) for member in members if member.client_id.startswith("{")]
 
 
 def _read_nothing(consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -29,7 +29,7 @@ from headrace.schemas.topics import policy_of, variant_of
 
 if TYPE_CHECKING:
     from headrace.infra.embedded.server_probe import Silence
-    from headrace.infra.process.supervisor import ChildState
+    from headrace.infra.process.child_life import ChildState
 
 CAUSES = (
     "server",
@@ -270,7 +270,11 @@ class _Stand:
         frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]
         short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
         which = f" --workflow {streams[0]}" if len(self.seen.recipe.workflows) > 1 else ""
-        start = f"start workers by `headrace rollout{which} --run ADDRESS`"
+        by_up = f"`headrace scale rollout=N{which}` or " if self.around.began_ms else ""
+        start = f"start workers by {by_up}`headrace rollout{which} --run ADDRESS`"
+        if self.around.processes and not own:
+            pauses = "the run pauses, and continues when a worker starts"
+            return _Cause("no_worker", f"{short}, and `headrace up` runs none", pauses, start)
         to_do = f"{self._log_hint(f'rollout-{streams[0]}-0')}, or {start}"
         return _Cause("no_worker", short, self._describe_restarts("rollout-"), to_do)
 

@@ -16,8 +16,9 @@ from patience import PATIENCE_S
 from stoppable import until
 from tcp_proxy import Mode, TcpProxy
 
+from headrace.infra.process.child_life import Child
 from headrace.infra.process.patience import SERVER_AWAY, Patience
-from headrace.infra.process.supervisor import Child, Supervisor
+from headrace.infra.process.supervisor import Supervisor
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import ObjectStore, StoreAddress
 

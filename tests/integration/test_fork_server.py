@@ -20,10 +20,11 @@ import pytest
 from command import words_of
 from test_supervisor import HASTE, gone, wait_for
 
+from headrace.infra.process.child_life import Child
 from headrace.infra.process.child_process import wait_without_reaping
 from headrace.infra.process.fork_client import ForkedProcess, ForkServer
 from headrace.infra.process.fork_server import CannotFork, ForkRequest
-from headrace.infra.process.supervisor import Child, Supervisor
+from headrace.infra.process.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 

@@ -18,9 +18,10 @@ from structlog.testing import capture_logs
 from headrace.app.launcher.components import TORCHRUN
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Fenced
+from headrace.infra.process.child_life import Child, GaveUp
 from headrace.infra.process.child_process import PYTHON, build_child_environment
 from headrace.infra.process.patience import SERVER_AWAY, Patience
-from headrace.infra.process.supervisor import Child, GaveUp, Supervisor
+from headrace.infra.process.supervisor import LEAVE_S, Supervisor
 
 HASTE = Patience(first_pause_s=0.01, longest_pause_s=0.05, most_short_lives=3)
 LIVES_ON = "import time\nwhile True: time.sleep(60)"
@@ -166,7 +167,8 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
         import os, time
         from pathlib import Path
         from headrace.infra.process.patience import Patience
-        from headrace.infra.process.supervisor import Child, Supervisor
+        from headrace.infra.process.child_life import Child
+        from headrace.infra.process.supervisor import Supervisor
         deaf = Child("deaf", {[sys.executable, "-u", "-c", DEAF]!r})
         supervisor = Supervisor([deaf], Path({str(tmp_path)!r}), os.environ, patience=Patience(3), is_over=bool)
         supervisor.start()
@@ -314,3 +316,67 @@ def test_an_end_that_an_earlier_life_reported_is_not_taken_for_that_of_the_next(
 
     assert supervisor.states()["torn"].exit_code == 1
     assert "ValueError: bad shape" in supervisor.states()["torn"].error
+
+
+POLITE = """
+import signal, sys, time
+
+def leave(*_):
+    print("leaving", flush=True)
+    time.sleep(0.3)
+    print("gone", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+while True: time.sleep(60)
+"""
+"""A child that takes some time to hand back what it has."""
+
+
+@pytest.mark.servers
+def test_children_come_and_leave_while_the_others_run_on_and_leaving_is_no_death(tmp_path: Path) -> None:
+    workers = [python(f"worker-{n}", POLITE) for n in range(3)]
+    with capture_logs() as logs, supervised(tmp_path, workers[0]) as supervisor:
+        wait_for(lambda: "up" in log_of(tmp_path, "worker-0"))
+        first = supervisor.states()["worker-0"].pid
+        supervisor.set_children(workers)
+        wait_for(lambda: all("up" in log_of(tmp_path, worker.name) for worker in workers))
+        pids = [state.pid for state in supervisor.states().values()]
+        supervisor.set_children(workers[:1])
+        assert list(supervisor.states()) == ["worker-0"]
+        wait_for(lambda: all(pid is not None and gone(pid) for pid in pids[1:]))
+
+        assert supervisor.states()["worker-0"].pid == first
+        assert [log_of(tmp_path, worker.name) for worker in workers] == ["up\n", *["up\nleaving\ngone\n"] * 2]
+        assert supervisor.take_news() == []
+        supervisor.raise_failure()
+        assert {"worker-1", "worker-2"} <= supervisor.cpu_seconds().keys(), "what they used still counts"
+    assert logs == []
+
+
+@pytest.mark.servers
+def test_a_child_that_comes_back_at_once_waits_for_the_one_of_its_name_that_leaves(tmp_path: Path) -> None:
+    worker = python("worker", POLITE)
+    with supervised(tmp_path, worker) as supervisor:
+        wait_for(lambda: "up" in log_of(tmp_path, "worker"))
+        for children in ([], [worker], [], [worker]):
+            supervisor.set_children(children)
+
+        wait_for(lambda: log_of(tmp_path, "worker").count("up") == 2)
+        assert log_of(tmp_path, "worker") == "up\nleaving\ngone\nup\n"
+        assert supervisor.states()["worker"].starts == 1
+
+
+@pytest.mark.servers
+def test_stop_does_not_wait_for_a_deaf_child_that_leaves(tmp_path: Path) -> None:
+    with supervised(tmp_path, python("deaf", DEAF)) as supervisor:
+        wait_for(lambda: "deaf" in log_of(tmp_path, "deaf"))
+        pid = supervisor.states()["deaf"].pid
+        assert pid is not None
+        supervisor.set_children([])
+        began = time.monotonic()
+        supervisor.stop(timeout_s=0.5)
+
+        assert time.monotonic() - began < LEAVE_S / 2
+        wait_for(lambda: gone(pid))

@@ -61,11 +61,11 @@ MOST_ATTRIBUTES = 20
 OVER_THE_LIMIT: dict[str, str] = {}
 """File, or class of it, to the reason why it may be longer or hold more than others."""
 BUDGET = {
-    "app": 4800,
+    "app": 4900,
     "benchmarks": 3500,
     "consumers": 2800,
     "envs": 7200,
-    "infra": 11300,
+    "infra": 11400,
     "ledger": 900,
     "ops": 13300,
     "producers": 8600,

@@ -28,7 +28,7 @@ from headrace.app.views import live
 from headrace.infra.embedded.data_folder import DataFolder, RunNotes
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
-from headrace.infra.process.supervisor import ChildState, GaveUp
+from headrace.infra.process.child_life import ChildState, GaveUp
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Named, Rollout
 from headrace.infra.run.run import Run
@@ -454,5 +454,7 @@ def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
     monkeypatch.setattr(launch, "_record_state", lambda _: None)
     page = Page()
     with pytest.raises(launcher.AllFailed, match=r"^solver gets no episode$") as raised:
-        launch._turn_until_drained(cast("Run", None), cast("Any", page), cast("Any", nothing))
+        launch._turn_until_drained(
+            cast("Run", SimpleNamespace(run_id="run-1")), cast("Any", page), cast("Any", nothing)
+        )
     assert (page.turns, raised.value.exit_code) == (3, 1)

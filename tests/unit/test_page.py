@@ -13,7 +13,7 @@ from headrace.app.views.closing import Signs, explain_no_rise
 from headrace.app.views.tables import status_table
 from headrace.app.views.view import Moment, line, page
 from headrace.infra.kafka.clients import Message
-from headrace.infra.process.supervisor import ChildState
+from headrace.infra.process.child_life import ChildState
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.pulse import find_pulse

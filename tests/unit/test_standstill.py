@@ -11,7 +11,7 @@ from made_ledger import MadeLedger
 from made_recipes import sums_recipe
 
 from headrace.infra.embedded.server_probe import Silence
-from headrace.infra.process.supervisor import ChildState
+from headrace.infra.process.child_life import ChildState
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.figures.concluded import RECENT_GROUPS, Concluded
 from headrace.ops.figures.discard_advice import ADVICE_BY_REASON
@@ -122,6 +122,12 @@ def test_the_first_cause_that_shows_is_told_with_what_happens_by_itself_and_what
             "look into /data/logs/train-solver.log",
         ),
         ("no_worker", said(), "no worker is alive", "headrace rollout --run"),
+        (
+            "no_worker",
+            said(processes={"feed": there}),
+            "no worker is alive, and `headrace up` runs none. What happens next: the run pauses, and continues when a",
+            "you can do: start workers by `headrace scale rollout=N` or `headrace rollout --run ADDRESS`.",
+        ),
         (
             "no_worker",
             said(seen, processes={"rollout-sums-0": there}),

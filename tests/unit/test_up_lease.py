@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run import up_lease
-from headrace.infra.run.up_lease import Holder, UpLease
+from headrace.infra.run.up_lease import Holder, UpLease, find_holders
 
 SINCE_MS = 1_700_000_000_000
 ADDRESS = RunAddress(Connection("k:1"), "demo")
@@ -79,6 +79,7 @@ def test_who_takes_a_run_sees_all_others_of_another_machine_or_another_folder_un
         for host, folder in (("his-host", "/data/demo"), ("her-host", "/data/again")):
             with UpLease(Holder(host, folder, SINCE_MS + 1)) as second:
                 assert second.take(ADDRESS) == [hers]
+                assert find_holders(ADDRESS) == [hers, Holder(host, folder, SINCE_MS + 1)], "who asks is no member"
         with UpLease(Holder("her-host", "/data/demo", SINCE_MS + 1)) as again:
             assert again.take(ADDRESS) == [], "of one folder, a lock sees to it that the other is dead"
     assert group.members == []
