@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from headrace.app.launcher import fork_imports
 from headrace.infra.process.child_process import PYTHON
@@ -15,13 +16,18 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"
 """Starts the processes of one trainer on this machine; when one dies all end, and the supervisor restarts them."""
 
 
-def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
+def list_components(
+    recipe: Recipe, address: str, logs: Path, regions: Mapping[str, str] = MappingProxyType({})
+) -> list[Child]:
     """Return the component processes of a run on one machine, according to the recipe's `launch`.
 
-    What needs no torch comes first, as it is forked before torch is imported.
+    What needs no torch comes first, as it is forked before torch is imported. `regions` are the addresses of the run in
+    the Kafka of each region.
     """
 
-    def make_child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
+    def make_child(
+        name: str, *words: str, imports: Sequence[str], torch_processes: int = 0, address: str = address
+    ) -> Child:
         together: list[str] = []
         if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
             folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
@@ -44,6 +50,10 @@ def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
     ]
     if recipe.evaluate.every:
         children.append(make_child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
+    for region in regions:
+        mirrored = ("--folder", str(logs.parent / "regions" / region / "mirror"))
+        children.append(make_child(f"mirror-{region}", "mirror", "--region", region, *mirrored, imports=()))
+        children.append(make_child(f"relay-{region}", "relay", "--region", region, imports=()))
     for policy_variant in recipe.policy_variants:
         trainer, words = recipe.trainer_of(policy_variant), ("train", *_name_options(policy_variant))
         imports = fork_imports.list_trainer_imports(trainer)
@@ -57,6 +67,18 @@ def list_components(recipe: Recipe, address: str, logs: Path) -> list[Child]:
         for workflow in recipe.workflows
         for name in (f"rollout-{workflow}-{n}" for n in range(recipe.launch.workers))
     ]
+    for region, there in regions.items():
+        children += [
+            make_child(
+                f"rollout-{workflow}-{region}-{n}",
+                *("rollout", "--workflow", workflow, "--region", region, "--name", f"rollout-{workflow}-{region}-{n}"),
+                imports=imports,
+                torch_processes=1,
+                address=there,
+            )
+            for workflow in recipe.workflows
+            for n in range(recipe.regions[region].workers)
+        ]
     return children
 
 

@@ -21,6 +21,7 @@ from headrace.app.launcher.drained import AllFailed, Drain, RunPage, describe_re
 from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.launcher.look_before import check_before_start
 from headrace.app.launcher.redirected_log import redirect_log
+from headrace.app.launcher.region_servers import RegionServers
 from headrace.app.views.say import say
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.servers import Servers
@@ -150,6 +151,7 @@ class Launcher:
         self._console = console
         self._began = time.monotonic()
         self._servers = Servers(request.recipe.kafka, request.recipe.store, folder, self._say)
+        self._regions = RegionServers(request.recipe, folder, self._say)
         self._supervisor: Supervisor | None = None
         self._run_is_over = False
         self._progress: object = None
@@ -167,6 +169,7 @@ class Launcher:
         """Run to the end and show the result. Raises HeadraceError and KeyboardInterrupt."""
         self._say(f"run [bold]{self._recipe.name}[/] in {escape(str(self._folder.root))}")
         self._servers.claim()
+        self._regions.claim()
         early = self._before is None and self._servers.has_embedded_kafka
         if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
             self._start_components()
@@ -175,6 +178,7 @@ class Launcher:
         if names := [name for name, embedded in own if embedded]:
             self._say(f"starting {' and '.join(names)}")
         self._servers.start()
+        self._regions.start()
         run = self._run = begin_or_join(
             self._servers,
             self._recipe,
@@ -185,6 +189,7 @@ class Launcher:
             parent=self._request.parent,
             remember=self._record_run,
             hold=self._hold,
+            regions=self._regions.describe(),
         )
         self._record_state(run)
         rest = ""
@@ -201,6 +206,7 @@ class Launcher:
                 self._say(f"[yellow]{escape(rest)}[/]")
         verdict = self._call_when_reachable(lambda: self._summarize(join(self._address), rest))
         self._servers.stop()
+        self._regions.stop()
         if verdict.exit_code:
             self._say(f"the audit of this run {verdict.advice}")
         return verdict.exit_code
@@ -214,6 +220,7 @@ class Launcher:
             self._record_state(self._run)
             self._run = None
         self._servers.stop(max(1.0, end - time.monotonic()))
+        self._regions.stop(max(1.0, end - time.monotonic()))
 
     # ------------------------------------------------------------------------------------------------------- the way up
 
@@ -227,7 +234,8 @@ class Launcher:
         environment[PLUG_INS_VARIABLE] = os.pathsep.join(search_folders())
         if client := self._servers.client:
             environment[KAFKA_CLIENT_VARIABLE] = json.dumps(client)
-        children = list_components(self._recipe, str(self._address), self._folder.logs)
+        there = self._regions.list_addresses()
+        children = list_components(self._recipe, str(self._address), self._folder.logs, there)
         forks = self._start_fork_server(children, environment)
         self._supervisor = Supervisor(
             children,
@@ -236,7 +244,7 @@ class Launcher:
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
             is_over=lambda: self._run_is_over,
             progress=lambda: self._progress,
-            other_pids=lambda: {**self._servers.pids(), "up": os.getpid()},
+            other_pids=lambda: {**self._servers.pids(), **self._regions.pids(), "up": os.getpid()},
             forks=forks,
         )
         self._supervisor.start()
@@ -296,6 +304,7 @@ class Launcher:
             supervisor.raise_failure()
             if page.hopeless:
                 raise AllFailed(page.hopeless)
+            self._regions.revive()  # a region that is away keeps nobody else waiting
             is_away = any((self._servers.revive(), self._servers.watch()))
             self._progress = None if is_away else page.progress
             if is_away:

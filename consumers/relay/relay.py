@@ -1,8 +1,8 @@
 """The relay, `headrace relay`: brings published weights into a region, each object once. One per region.
 
-An object is copied into the region's store and read back there by its hash; then the event is published on the region's
-own topic. So the workers of a region need nothing but their own Kafka and store. The relay resumes from the newest event
-in the region, which names its offset at home. Its transactional id fences an earlier relay of the same region.
+An object is copied into the region's store and read back there by its hash; then the event is published on the
+region's own topic. So the workers of a region need nothing but their own Kafka and store. The relay resumes from the
+newest event in the region, which names its offset at home. Its transactional id fences an earlier relay of the region.
 """
 
 from __future__ import annotations
@@ -139,9 +139,12 @@ def put_file(store: ObjectStore, claim: ClaimCheck, path: Path) -> None:
     if not claim.size_bytes:
         store.put_named(stored, b"", anew=True)
         return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        with memoryview(data) as view:
-            store.put_named(stored, view, anew=True)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        store.put_named(stored, view, anew=True)
 
 
 def read_home_offset(message: Message) -> int:

@@ -541,6 +541,11 @@ class Recipe(Settings):
             state_partitions=state_partitions,
         )
 
+    def build_region_topics(self, region: str) -> tuple[TopicSpec, ...]:
+        """Return every topic in the Kafka of a region, as it should be."""
+        names = tuple(self.workflows), tuple(self.policies)
+        return self.topics.in_region(region, *names, self.kafka.partitions, self.task_partitions)
+
     @property
     def topics(self) -> Topics:
         """Names of the run's topics."""

@@ -23,6 +23,7 @@ import structlog
 
 from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partition_count
 from headrace.infra.log import configure_logging
@@ -30,7 +31,7 @@ from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST, Recipe
 from headrace.infra.run.revisions import join_and_write_schemas
-from headrace.infra.run.run import Run
+from headrace.infra.run.run import Run, join
 from headrace.producers.engines.contract import capabilities_of
 from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import import_engine
@@ -46,7 +47,7 @@ from headrace.producers.rollout.startup import WorkerStartup
 from headrace.producers.rollout.version_holds import HELD_VERSIONS, VersionHolds
 from headrace.producers.rollout.watchdog import Watchdog
 from headrace.producers.rollout.weight_loader import WeightLoader
-from headrace.schemas.topics import check_name
+from headrace.schemas.topics import check_name, stream_of
 
 log = structlog.get_logger()
 
@@ -150,12 +151,11 @@ class RolloutWorker:
         )
 
     def _subscribe(self, *, is_evaluating: bool) -> Subscription:
-        training, evaluation = self.options.list_task_topics(self.run.topics)
         return Subscription(
             self.run.connection,
             f"{self.options.name}.tasks",
-            self.run.topics.rollout_group(self.options.workflow),
-            (training, evaluation) if is_evaluating else (training,),
+            self.run.topics.rollout_group(self.options.stream),
+            self.options.list_task_topics(self.run.topics, is_evaluating=is_evaluating),
             self.run.run_id,
         )
 
@@ -188,9 +188,26 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     rollout = run.recipe.rollout
     requests = concurrency or rollout.concurrency
-    options = Options(chosen, name, region, requests, rollout.episodes or EPISODES_PER_REQUEST * requests)
+    stream = stream_of(chosen, region if region in run.recipe.regions else "")
+    options = Options(chosen, name, region, stream, requests, rollout.episodes or EPISODES_PER_REQUEST * requests)
     check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen))
     return RolloutWorker(run, options, build_workflow_spec(run.recipe, chosen))
+
+
+def join_in_region(address: RunAddress, region: str, stop: threading.Event) -> Run:
+    """Join a run at home, or in a region of its recipe by the region's own Kafka, with the region's store.
+
+    Raises UsageError for another build in a region: its schemas would be written where nobody at home reads them.
+    """
+    found = join(address, JOIN_PATIENCE_S, stop)
+    if region not in found.recipe.regions:
+        return join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
+    if not found.has_schemas:
+        raise UsageError(
+            f"this build of Headrace writes records in another form than run {address.run} knows: start any part of the "
+            f"run with this build at home once, or use the run's build in region {region}"
+        )
+    return found.with_store_of(region)
 
 
 def main(run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None) -> None:
@@ -205,7 +222,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
     stop = stop_on_signals()
     for attempt in begin_attempts(stop):
         with attempt:
-            joined = join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
+            joined = join_in_region(address, region, stop)
             threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()
             playing = build(joined, workflow, worker, region, concurrency)
             with Watchdog(playing.runtime.report_block) as watchdog:
