@@ -127,7 +127,7 @@ class Topics:
     def _name_of_variant(self, what: str, policy: str, variant: str) -> str:
         return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
 
-    def all(
+    def all(  # noqa: PLR0913 - settings, each given by its name
         self,
         workflows: tuple[str, ...],
         policies: tuple[str, ...],

@@ -9,7 +9,6 @@ from functools import partial
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
 from headrace.infra.kafka.clients import RunAddress
-from headrace.infra.recipe.server_settings import Kafka
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import describe_store
 
@@ -21,9 +20,7 @@ class RegionServers:
         self._run = recipe.name
         self._servers = {
             name: Servers(
-                Kafka(
-                    bootstrap=region.kafka.bootstrap, client=region.kafka.client, compression=recipe.kafka.compression
-                ),
+                recipe.kafka.model_copy(update=region.kafka.model_dump()),
                 region.store,
                 DataFolder(folder.root / "regions" / name),
                 partial(_say_in_region, say, name),
@@ -56,7 +53,8 @@ class RegionServers:
 
     def revive(self) -> bool:
         """Start again what has died; return whether anything had died."""
-        return any([servers.revive() for servers in self._servers.values()])
+        died = [servers.revive() for servers in self._servers.values()]
+        return any(died)
 
     def pids(self) -> dict[str, int]:
         """Return the pids of the running embedded servers, by `broker of west`."""

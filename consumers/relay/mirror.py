@@ -5,7 +5,7 @@ It copies the region's tasks and the recipe out; trajectories, evaluations, work
 
 from __future__ import annotations
 
-import time
+import threading
 from pathlib import Path
 
 import structlog
@@ -54,23 +54,24 @@ def main(run: str, region: str, folder: Path | None) -> None:
             there = home.in_region(region)
             ensure_topics(there.connection, home.recipe.build_region_topics(region))
             place = folder or cache_folder() / "mirrors" / f"{home.run_id}-{region}"
-            maker, pauses = (
-                MirrorMaker(place, plan_mirror(home, there, region)),
-                Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S),
-            )
+            _keep_running(MirrorMaker(place, plan_mirror(home, there, region)), stop)
+
+
+def _keep_running(maker: MirrorMaker, stop: threading.Event) -> None:
+    """Start MirrorMaker again whenever it has ended, with longer pauses while it does not start."""
+    pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+    try:
+        while not stop.is_set():
+            if maker.is_alive():
+                stop.wait(LOOK_EVERY_S)
+                continue
             try:
-                while not stop.is_set():
-                    if maker.is_alive():
-                        stop.wait(LOOK_EVERY_S)
-                        continue
-                    began = time.monotonic()
-                    try:
-                        maker.start()
-                    except ServerError as error:
-                        # MirrorMaker does not start; it is tried again.
-                        log.warning("mirror.not_started", error=str(error))
-                    if time.monotonic() - began > LONGEST_PAUSE_S:
-                        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-                    stop.wait(pauses.next_s() if not maker.is_alive() else LOOK_EVERY_S)
-            finally:
-                maker.stop()
+                maker.start()
+            except ServerError as error:
+                # MirrorMaker does not start; it is tried again.
+                log.warning("mirror.not_started", error=str(error))
+                stop.wait(pauses.next_s())
+            else:
+                pauses.reset()
+    finally:
+        maker.stop()

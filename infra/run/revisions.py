@@ -52,7 +52,7 @@ SWAP = "swap"
 log = structlog.get_logger()
 
 
-def plan_revision(
+def plan_revision(  # noqa: PLR0913 - settings, each given by its name
     address: RunAddress,
     recipe: Recipe,
     where: StoreAddress,

@@ -176,7 +176,7 @@ class WorkerRuntime:
     def _list_topics(self) -> Iterator[str]:
         """Yield the topics that the worker reads and writes."""
         names = self.run.topics
-        yield from (names.recipe, names.workers, *self.options.list_task_topics(names))
+        yield from (names.recipe, names.workers, *self.options.list_task_topics(names, is_evaluating=True))
         for policy in self.policies:
             yield from (names.weights(policy), names.trajectories(policy), names.eval_groups(policy))
 

@@ -204,8 +204,8 @@ def join_in_region(address: RunAddress, region: str, stop: threading.Event) -> R
         return join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
     if not found.has_schemas:
         raise UsageError(
-            f"this build of Headrace writes records in another form than run {address.run} knows: start any part of the "
-            f"run with this build at home once, or use the run's build in region {region}"
+            f"this build of Headrace writes records in another form than run {address.run} knows: start any part of "
+            f"the run with this build at home once, or use the run's build in region {region}"
         )
     return found.with_store_of(region)
 
