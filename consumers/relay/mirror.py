@@ -18,13 +18,21 @@ from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.run.region import move_to_region
 from headrace.infra.run.run import Run, join
-from headrace.schemas.topics import stream_of
+from headrace.schemas.topics import TopicSpec, stream_of
 
 log = structlog.get_logger()
 
 LOOK_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+
+def list_region_topics(recipe: Recipe, region: str) -> tuple[TopicSpec, ...]:
+    """Return every topic in the Kafka of a region, as it should be."""
+    names = tuple(recipe.workflows), tuple(recipe.policies)
+    return recipe.topics.in_region(region, *names, recipe.kafka.partitions, recipe.task_partitions)
 
 
 def plan_mirror(home: Run, there: Run, region: str) -> MirrorPlan:
@@ -51,8 +59,8 @@ def main(run: str, region: str, folder: Path | None) -> None:
     for attempt in begin_attempts(stop):
         with attempt:
             home = join(address, JOIN_PATIENCE_S, stop)
-            there = home.in_region(region)
-            ensure_topics(there.connection, home.recipe.build_region_topics(region))
+            there = move_to_region(home, region)
+            ensure_topics(there.connection, list_region_topics(home.recipe, region))
             place = folder or cache_folder() / "mirrors" / f"{home.run_id}-{region}"
             _keep_running(MirrorMaker(place, plan_mirror(home, there, region)), stop)
 

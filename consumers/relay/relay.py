@@ -28,6 +28,7 @@ from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions,
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.run.region import move_to_region
 from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import (
     ObjectCorrupt,
@@ -190,7 +191,7 @@ def main(run: str, region: str) -> None:
     for attempt in begin_attempts(stop):
         with attempt, ExitStack() as stack:
             home = join(address, JOIN_PATIENCE_S, stop)
-            there = home.in_region(region)
+            there = move_to_region(home, region)
             topics = [home.topics.weights(policy) for policy in home.recipe.policies]
             writer = TransactionalWriter(there.connection, f"{address.run}.relay.{region}", topics)
             stack.enter_context(closing(writer))

@@ -22,7 +22,7 @@ from pydantic import (
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_paths import find_path
-from headrace.infra.recipe.server_settings import Kafka, Region, Store
+from headrace.infra.recipe.server_settings import Kafka, Launch, Region, Store
 from headrace.infra.recipe.table import MOST_PROCESSES, RunName, Settings, Temperature
 from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, stream_of, variant_of
 
@@ -400,24 +400,6 @@ class Evaluate(Settings):
         return self.samples if self.temperature else 1
 
 
-class Launch(Settings):
-    """How many processes `headrace up` starts."""
-
-    workers: int = Field(1, ge=0, le=MOST_PROCESSES)
-    """Rollout workers per workflow; 0 if you start them yourself."""
-    curators: int = Field(1, ge=0, le=MOST_PROCESSES)
-    """Curators per policy; 0 if you start them yourself (`docs/processes.md`). A shadow always gets one curator."""
-    feeder: bool = True
-    """Whether the feeder is started; false if you start it yourself."""
-    most_short_lives: int = Field(8, ge=1)
-    """If a component dies so many times in a row, each time within a minute of its start, `up` stops the run."""
-    all_failed_limit_s: float = Field(300.0, ge=0)
-    """Seconds after which the run is given up, with exit code 1, if no episode of it has ever succeeded. 0 for
-    never."""
-    fork: bool = True
-    """Fork components from a process that has imported their modules, which saves seconds at each start."""
-
-
 class Recipe(Settings):
     """A whole run."""
 
@@ -540,11 +522,6 @@ class Recipe(Settings):
             task_partitions=self.task_partitions,
             state_partitions=state_partitions,
         )
-
-    def build_region_topics(self, region: str) -> tuple[TopicSpec, ...]:
-        """Return every topic in the Kafka of a region, as it should be."""
-        names = tuple(self.workflows), tuple(self.policies)
-        return self.topics.in_region(region, *names, self.kafka.partitions, self.task_partitions)
 
     @property
     def topics(self) -> Topics:

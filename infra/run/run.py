@@ -17,7 +17,6 @@ from headrace.infra.backoff import Backoff
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import HeadraceError, Unavailable, UsageError
 from headrace.infra.kafka.advertised import refuse_unreachable
-from headrace.infra.kafka.client_settings import merge_client_settings
 from headrace.infra.kafka.clients import Connection, KafkaAway, KafkaRefused, Message, RunAddress
 from headrace.infra.kafka.cluster_topics import NotLetIn, fetch_topics
 from headrace.infra.kafka.decoding import read_record
@@ -135,25 +134,6 @@ class Run:
     def topic_names(self) -> tuple[str, ...]:
         """Names of all its topics."""
         return tuple(spec.name for spec in self.recipe.topic_specs)
-
-    def in_region(self, region: str) -> Run:
-        """Return this run with the Kafka and the store of one of its regions. Raises UsageError for an unknown one."""
-        servers, settings = self._read_servers(region), self.recipe.regions[region].kafka
-        client = merge_client_settings(settings.client)
-        connection = Connection(servers["bootstrap"], client, self.recipe.kafka.compression)
-        return replace(self.with_store_of(region), address=RunAddress(connection, self.address.run))
-
-    def with_store_of(self, region: str) -> Run:
-        """Return this run with the store of one of its regions. Raises UsageError for an unknown one."""
-        record = RecipeRevision(self.run_id, self.revision, store=self._read_servers(region)["store"])
-        return replace(self, store_address=parse_store(record))
-
-    def _read_servers(self, region: str) -> dict[str, str]:
-        if region not in self.regions:
-            there = ", ".join(self.regions) or "none"
-            raise UsageError(f"run {self.address.run} has no region {region!r}; its regions: {there}")
-        found: dict[str, str] = json.loads(self.regions[region])
-        return found
 
     @cached_property
     def store(self) -> ObjectStore:

@@ -220,11 +220,6 @@ class FeedState:
             log.warning("task.reissued", stream=group.stream, number=group.number, attempt=task.attempt)
         return found
 
-    def reissue_at_home(self, numbers: list[GroupId]) -> list[Planned]:
-        """Return new attempts, for the workers at home, of open numbers whose region is lost."""
-        found = self._find_open(numbers)
-        return [self._build_newest_attempt(group, self.pacing.reissue(group, at_home=True)) for group, _ in found]
-
     def _find_open(self, numbers: list[GroupId]) -> list[tuple[GroupId, OpenTask]]:
         tasks = (self.evaluating.tasks.get(group) or self.pacing.tasks.get(group) for group in numbers)
         return [(group, task) for group, task in zip(numbers, tasks, strict=True) if task is not None]

@@ -162,7 +162,9 @@ class Feeder:
         for stream, groups in self._regions.find_lost(pacing.tasks, pacing.answers, time.monotonic()).items():
             # No group came from a region for its `lost_after_s`: its open tasks are issued again at home.
             log.warning("region.lost", stream=stream, tasks=len(groups))
-            found += self.state.reissue_at_home(groups)
+            for group in groups:
+                pacing.move_home(group)
+            found += self.state.reissue_lost(groups)
         return found
 
     def _build_unanswered(self, planned: Planned) -> Outgoing:

@@ -144,16 +144,22 @@ class Pacing:
         self._keep(GroupId(stream, number), task)
         return number, task
 
-    def reissue(self, group: GroupId, *, at_home: bool = False) -> OpenTask:
-        """Send an open number again, as another attempt; `at_home` if its region is lost."""
+    def reissue(self, group: GroupId) -> OpenTask:
+        """Send an open number again, as another attempt."""
         self.table.note_change(group)
         task = self.tasks[group]
         self._queue_of(group, task)[task.partition] -= bool(task.unacknowledged)
-        task.is_home |= at_home
         partition = self._find_least_loaded(task.find_queue(group.stream))
         task.partition, task.attempt, task.offset = partition, task.attempt + 1, -1
         self._queue_of(group, task)[task.partition] += bool(task.unacknowledged)
         return task
+
+    def move_home(self, group: GroupId) -> None:
+        """Issue further attempts of an open number at home, because its region is lost."""
+        task = self.tasks[group]
+        self._queue_of(group, task)[task.partition] -= bool(task.unacknowledged)
+        task.is_home = True
+        self._queue_of(group, task)[task.partition] += bool(task.unacknowledged)
 
     def _queue_of(self, group: GroupId, task: OpenTask) -> list[int]:
         """Return the outstanding numbers by partition of the topic that a task is on."""

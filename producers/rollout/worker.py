@@ -23,15 +23,14 @@ import structlog
 
 from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
-from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partition_count
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.process.signals import begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST, Recipe
-from headrace.infra.run.revisions import join_and_write_schemas
-from headrace.infra.run.run import Run, join
+from headrace.infra.run.region import join_in_region
+from headrace.infra.run.run import Run
 from headrace.producers.engines.contract import capabilities_of
 from headrace.producers.engines.owned_folder import OwnedFolder
 from headrace.producers.engines.registry import import_engine
@@ -192,22 +191,6 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
     options = Options(chosen, name, region, stream, requests, rollout.episodes or EPISODES_PER_REQUEST * requests)
     check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen))
     return RolloutWorker(run, options, build_workflow_spec(run.recipe, chosen))
-
-
-def join_in_region(address: RunAddress, region: str, stop: threading.Event) -> Run:
-    """Join a run at home, or in a region of its recipe by the region's own Kafka, with the region's store.
-
-    Raises UsageError for another build in a region: its schemas would be written where nobody at home reads them.
-    """
-    found = join(address, JOIN_PATIENCE_S, stop)
-    if region not in found.recipe.regions:
-        return join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
-    if not found.has_schemas:
-        raise UsageError(
-            f"this build of Headrace writes records in another form than run {address.run} knows: start any part of "
-            f"the run with this build at home once, or use the run's build in region {region}"
-        )
-    return found.with_store_of(region)
 
 
 def main(run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None) -> None:
