@@ -88,7 +88,7 @@ class FeedState:
             return
         group, policy = GroupId.of(outcome), outcome.policy
         if self.pacing.acknowledge(group, policy) and outcome.component == "curate":
-            self._observe_outcome(outcome.stream, outcome)
+            self._observe_outcome(workflow_of(outcome.stream), outcome)
         if outcome.verdict != "kept":
             self.pacing.conclude(group, policy)
 
@@ -162,9 +162,8 @@ class FeedState:
                 if version > before:
                     self.sources[stream].selector.on_version(version)
 
-    def _observe_outcome(self, stream: str, outcome: Outcome) -> None:
-        workflow = workflow_of(stream)
-        source, watch = self.sources[stream], self.watches[workflow]
+    def _observe_outcome(self, workflow: str, outcome: Outcome) -> None:
+        source, watch = self.sources[workflow], self.watches[workflow]
         source.selector.observe(outcome)
         if source.tier and outcome.tier != source.tier:
             return  # issued before the tier was raised
@@ -176,7 +175,7 @@ class FeedState:
             # `next_tier` is null if the workflow gets no more tasks.
             log.info("tasks.solved", workflow=workflow, next_tier=source.tier)
             watch.clear()
-        elif verdict == "solved" and stream not in self.pacing.closed:
+        elif verdict == "solved" and workflow not in self.pacing.closed:
             log.info("tasks.solved", workflow=workflow, next_tier=None)
             self.pacing.closed.update(one for one in self.sources if workflow_of(one) == workflow)
 
