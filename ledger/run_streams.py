@@ -26,7 +26,7 @@ class RunStreams:
         self.variant_of_topic = {topic: variant for variant, some in own.items() for topic in some}
         self._readers = {topic for some in own.values() for topic in some}
         self._readers |= {topics.trajectories(policy) for policy in recipe.policies}
-        self._tasks = {topics.tasks(workflow) for workflow in self.trained.workflows}
+        self._tasks = {topics.tasks(one) for one in (*self.trained.workflows, *recipe.streams)}
 
     @property
     def digest(self) -> str:

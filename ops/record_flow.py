@@ -15,6 +15,7 @@ from headrace.consumers.curate.issued_numbers import IssuedNumbers
 from headrace.consumers.curate.messages import CuratorMessages
 from headrace.consumers.curate.published_versions import PublishedVersions
 from headrace.consumers.evaluate.evaluator import Evaluator
+from headrace.consumers.relay.relay import PolicyRelay
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.run import RecipeNews
 from headrace.producers.feed.feed_state import FeedState
@@ -76,6 +77,7 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
         Flow("tasks", Task, IssuedNumbers.has_number),
     ),
     "evaluate": (Flow("eval-groups", TrajectoryGroup, Evaluator.handle),),
+    "relay": (Flow("weights", WeightsPublished, PolicyRelay.fold_message),),
     "train": (
         Flow("curated", CuratedGroup, Trainer.take_group),
         Flow("recipe", RecipeRevision, Trainer.follow_recipe),
@@ -109,6 +111,7 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("dead-letters", DeadLetter, Evaluator.handle),
         Flow("state", Snapshot, Evaluator.before_commit),
     ),
+    "relay": (Flow("weights", WeightsPublished, PolicyRelay.relay_pending),),
     "train": (
         Flow("batches", BatchTrained, TrainerMessages.build_version),
         Flow("outcomes", Outcome, TrainerMessages.build_version),

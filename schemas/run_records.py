@@ -70,6 +70,8 @@ class RecipeRevision:
     """First revision of a branch only: id of the source run and the versions taken from it: `RUN-ID solver@40`."""
     environments: tuple[UsedEnvironment, ...] = ()
     """Environment and data of every workflow; empty if unchanged since the last revision, and in older runs."""
+    regions: dict[str, str] = field(default_factory=dict)
+    """Region to its servers as JSON: `bootstrap` of its Kafka, and `store` as above."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,17 +127,20 @@ class Topics:
     def _name_of_variant(self, what: str, policy: str, variant: str) -> str:
         return f"{self.run}.{what}.{policy}" + (f".{variant}" if variant else "")
 
-    def all(
+    def all(  # noqa: PLR0913 - settings, each given by its name
         self,
         workflows: tuple[str, ...],
         policies: tuple[str, ...],
         partitions: int,
         shadows: tuple[str, ...] = (),
         *,
+        regions: tuple[str, ...] = (),
         task_partitions: int = 0,
         state_partitions: int = 1,
     ) -> tuple[TopicSpec, ...]:
         """Return the specifications of all topics that a run with these workflows, policies and shadows needs.
+
+        With regions, these are the topics at home; `in_region` gives those of a region's own Kafka.
 
         `tasks` has no time limit, because the feeder deletes finished tasks. `trajectories` and `curated` are the
         dataset, and only `gc` may shorten them.
@@ -145,6 +148,7 @@ class Topics:
         large = {**FOR_EVER, **WITH_LARGE_MESSAGES}
         specs = [TopicSpec(self.recipe, 1, large)]
         streams = [stream for workflow in workflows for stream in (workflow, eval_stream(workflow))]
+        streams += [stream_of(workflow, region) for region in regions for workflow in workflows]
         asked = task_partitions or partitions
         specs += [TopicSpec(self.tasks(stream), asked, FOR_EVER, WITH_LARGE_MESSAGES) for stream in streams]
         for policy in policies:
@@ -160,6 +164,24 @@ class Topics:
         specs.append(TopicSpec(self.dead_letters, 1, large))
         newest = {**NEWEST_OF_KEY, **WITH_LARGE_MESSAGES}
         specs.append(TopicSpec(self.state, state_partitions, newest, SOON_COMPACTED))
+        return tuple(specs)
+
+    def in_region(
+        self, region: str, workflows: tuple[str, ...], policies: tuple[str, ...], partitions: int, task_partitions: int
+    ) -> tuple[TopicSpec, ...]:
+        """Return the specifications of the topics in a region's Kafka: those that its workers read and write."""
+        large = {**FOR_EVER, **WITH_LARGE_MESSAGES}
+        specs = [TopicSpec(self.recipe, 1, large)]
+        streams = [stream_of(workflow, region) for workflow in workflows]
+        specs += [TopicSpec(self.tasks(stream), task_partitions, FOR_EVER, WITH_LARGE_MESSAGES) for stream in streams]
+        for policy in policies:
+            specs += [
+                TopicSpec(self.trajectories(policy), partitions, large),
+                TopicSpec(self.eval_groups(policy), partitions, large),
+                TopicSpec(self.weights(policy), 1, FOR_EVER, WITH_LARGE_MESSAGES),
+            ]
+        specs.append(TopicSpec(self.workers, 1, NEWEST_OF_KEY, SOON_COMPACTED))
+        specs.append(TopicSpec(self.dead_letters, 1, large))
         return tuple(specs)
 
     def _of_variant(self, policy_variant: str, partitions: int) -> list[TopicSpec]:
@@ -229,6 +251,21 @@ def key_of_retired(policy: str, what: str) -> bytes:
 def prefix_of_retired(policy: str) -> bytes:
     """Return the common prefix of the keys of a policy's retired objects."""
     return f"retired|{policy}|".encode()
+
+
+def stream_of(workflow: str, region: str = "") -> str:
+    """Return the stream of a workflow's training tasks at home, or in a region."""
+    return f"{workflow}.{region}" if region else workflow
+
+
+def workflow_of(stream: str) -> str:
+    """Return the workflow of a stream, `[eval.]workflow[.region]`."""
+    return stream.removeprefix("eval.").partition(".")[0]
+
+
+def region_of(stream: str) -> str:
+    """Return the region of a stream; empty at home."""
+    return stream.removeprefix("eval.").partition(".")[2]
 
 
 def eval_stream(stream: str) -> str:

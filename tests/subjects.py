@@ -41,6 +41,7 @@ SUBJECTS = {
     "packages": "wheel and sdist, own projects and plug-ins, benchmarks at their smallest",
     "containers": "Kafka and MinIO in containers, with faults on the way; needs Docker",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
+    "regions": "a run over two Kafkas and two stores, with cuts between them",
     "model": "a small world of the protocol, explored exhaustively",
     "mutants": "the protection of every promise taken out, to see that tests turn red",
     "faults": "kills, freezes and pauses of every component at every moment",

@@ -18,7 +18,7 @@ from headrace.app.cli.look import audit, discards, inspect, lineage, status
 from headrace.app.cli.offline import COMMAND_NAME as OFFLINE
 from headrace.app.cli.offline import app as offline_app
 from headrace.app.cli.options import CHECK_FAILED, CLICK_ERROR, JSON
-from headrace.app.cli.parts import curate, evaluate, feed, rollout, train
+from headrace.app.cli.parts import curate, evaluate, feed, mirror, relay, rollout, train
 from headrace.app.cli.retrain import retrain
 from headrace.app.cli.run import check_engine, check_tasks, compare, swap, try_recipe, up
 from headrace.app.cli.scale import scale
@@ -46,7 +46,7 @@ PARTS_PANEL = "Parts of a run, each its own process"
 
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (RUN, (up, try_recipe, check_engine, check_tasks, clean)),
-    (PARTS_PANEL, (servers, begin, feed, rollout, curate, train, evaluate)),
+    (PARTS_PANEL, (servers, begin, feed, rollout, curate, train, evaluate, mirror, relay)),
     (LOOK_PANEL, (status, watch, audit, dead_letters)),
     (RUN, (redrive, gc)),
     (LOOK_PANEL, (lineage, inspect, retrain, discards)),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from headrace.app.cli.options import RunOption, VariantChoice
+
+RegionOption = Annotated[str, typer.Option(help="Region of the recipe.")]
 
 
 def feed(run: RunOption) -> None:
@@ -35,6 +38,30 @@ def rollout(
     from headrace.producers.rollout.worker import main
 
     main(run, workflow, name, region, concurrency)
+
+
+def relay(run: RunOption, region: RegionOption) -> None:
+    """Bring published weights into a region, each object once; one process per region.
+
+    Example: [bold]headrace relay --run kafka://127.0.0.1:9092/arithmetic --region west[/]
+    """
+    from headrace.consumers.relay.relay import main
+
+    main(run, region)
+
+
+def mirror(
+    run: RunOption,
+    region: RegionOption,
+    folder: Annotated[Path | None, typer.Option(help="Folder of its settings and logs; default: in the cache.")] = None,
+) -> None:
+    """Copy tasks into a region and trajectories back, by Kafka's MirrorMaker 2; one process per region.
+
+    Example: [bold]headrace mirror --run kafka://127.0.0.1:9092/arithmetic --region west[/]
+    """
+    from headrace.consumers.relay.mirror import main
+
+    main(run, region, folder)
 
 
 def curate(

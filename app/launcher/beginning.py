@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.markup import escape
 
@@ -52,6 +53,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     remember: Callable[[str], None] = lambda _: None,
     hold: Callable[[RunAddress], list[Holder]] = lambda _: [],
     starts_parts: bool = True,
+    regions: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
     """Create the topics and write the recipe if they do not exist yet; return the run, joined.
 
@@ -69,6 +71,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         hold: Claims the run for this process on a cluster that the recipe names, before anything is written; returns
             the other holders.
         starts_parts: Whether the caller starts the components of the run.
+        regions: Region to its servers, as RecipeRevision has them.
 
     Raises UsageError with the keys that differ unless `new_recipe`; RunOfAnother; ClusterUnfit with all that the
     cluster lacks.
@@ -92,6 +95,7 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
         environments,
         new_recipe=new_recipe,
         parent=parent,
+        regions=regions,
     )
     revision = settle()
     specs = read_topic_specs(first, recipe)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from headrace.app.launcher import fork_imports
 from headrace.infra.process.child_life import Child
@@ -16,15 +17,23 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"
 """Starts the processes of one trainer on this machine; when one dies all end, and the supervisor restarts them."""
 
 
-def list_components(recipe: Recipe, address: str, logs: Path, counts: Mapping[str, int] | None = None) -> list[Child]:
+def list_components(
+    recipe: Recipe,
+    address: str,
+    logs: Path,
+    counts: Mapping[str, int] | None = None,
+    regions: Mapping[str, str] = MappingProxyType({}),
+) -> list[Child]:
     """Return the component processes of a run on one machine, according to the recipe's `launch`.
 
     What needs no torch comes first, as it is forked before torch is imported. `counts` are the numbers of processes by
-    pool; without them the recipe's hold.
+    pool; without them the recipe's hold. `regions` are the addresses of the run in the Kafka of each region.
     """
     counts = counts or count_pools(recipe)
 
-    def make_child(name: str, *words: str, imports: Sequence[str], torch_processes: int = 0) -> Child:
+    def make_child(
+        name: str, *words: str, imports: Sequence[str], torch_processes: int = 0, address: str = address
+    ) -> Child:
         together: list[str] = []
         if torch_processes > 1:  # without a folder for it, torchrun leaves one in /tmp
             folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
@@ -47,6 +56,10 @@ def list_components(recipe: Recipe, address: str, logs: Path, counts: Mapping[st
     ]
     if recipe.evaluate.every:
         children.append(make_child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
+    for region in regions:
+        mirrored = ("--folder", str(logs.parent / "regions" / region / "mirror"))
+        children.append(make_child(f"mirror-{region}", "mirror", "--region", region, *mirrored, imports=()))
+        children.append(make_child(f"relay-{region}", "relay", "--region", region, imports=()))
     for policy_variant in recipe.policy_variants:
         trainer, words = recipe.trainer_of(policy_variant), ("train", *_name_options(policy_variant))
         imports = fork_imports.list_trainer_imports(trainer)
@@ -60,7 +73,20 @@ def list_components(recipe: Recipe, address: str, logs: Path, counts: Mapping[st
         for workflow in recipe.workflows
         for name in (f"{ROLLOUT}{workflow}-{n}" for n in range(counts[f"{ROLLOUT}{workflow}"]))
     ]
+    children += [
+        make_child(name, *words, imports=imports, torch_processes=1, address=there)
+        for region, there in regions.items()
+        for name, words in _list_region_workers(recipe, region)
+    ]
     return children
+
+
+def _list_region_workers(recipe: Recipe, region: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield name and command-line words of each worker that is started in a region."""
+    for workflow in recipe.workflows:
+        for n in range(recipe.regions[region].workers):
+            name = f"{ROLLOUT}{workflow}-{region}-{n}"
+            yield name, ("rollout", "--workflow", workflow, "--region", region, "--name", name)
 
 
 def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:

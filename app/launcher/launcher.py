@@ -20,6 +20,7 @@ from headrace.app.launcher.drained import AllFailed, Drain, RunPage, describe_re
 from headrace.app.launcher.early_imports import make_fork_server
 from headrace.app.launcher.look_before import check_before_start
 from headrace.app.launcher.redirected_log import redirect_log
+from headrace.app.launcher.run_servers import RunServers
 from headrace.app.launcher.scaling import Scaling
 from headrace.app.views.say import say
 from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
@@ -152,6 +153,7 @@ class Launcher:
         self._began = time.monotonic()
         self._scaling = Scaling(request.recipe, folder)
         self._servers = Servers(request.recipe.kafka, request.recipe.store, folder, self._say)
+        self._all_servers = RunServers(self._servers, request.recipe, folder, self._say)
         self._supervisor: Supervisor | None = None
         self._run_is_over = False
         self._progress: object = None
@@ -168,7 +170,7 @@ class Launcher:
     def run(self) -> int:
         """Run to the end and show the result. Raises HeadraceError and KeyboardInterrupt."""
         self._say(f"run [bold]{self._recipe.name}[/] in {escape(str(self._folder.root))}")
-        self._servers.claim()
+        self._all_servers.claim()
         early = self._before is None and self._servers.has_embedded_kafka
         if early:  # a new run: their imports take as long as the broker's start, and they wait for the recipe
             self._start_components()
@@ -176,7 +178,7 @@ class Launcher:
         own = (("Kafka", self._servers.has_embedded_kafka), ("the object store", self._servers.has_embedded_store))
         if names := [name for name, embedded in own if embedded]:
             self._say(f"starting {' and '.join(names)}")
-        self._servers.start()
+        self._all_servers.start()
         run = self._run = begin_or_join(
             self._servers,
             self._recipe,
@@ -187,6 +189,7 @@ class Launcher:
             parent=self._request.parent,
             remember=self._record_run,
             hold=self._hold,
+            regions=self._all_servers.describe_regions(),
         )
         self._record_state(run)
         rest = ""
@@ -202,7 +205,7 @@ class Launcher:
             if rest:
                 self._say(f"[yellow]{escape(rest)}[/]")
         verdict = self._call_when_reachable(lambda: self._summarize(join(self._address), rest))
-        self._servers.stop()
+        self._all_servers.stop()
         if verdict.exit_code:
             self._say(f"the audit of this run {verdict.advice}")
         return verdict.exit_code
@@ -215,7 +218,7 @@ class Launcher:
         if self._run is not None:
             self._record_state(self._run)
             self._run = None
-        self._servers.stop(max(1.0, end - time.monotonic()))
+        self._all_servers.stop(max(1.0, end - time.monotonic()))
 
     # ------------------------------------------------------------------------------------------------------- the way up
 
@@ -240,13 +243,14 @@ class Launcher:
             patience=Patience(most_short_lives=self._recipe.launch.most_short_lives),
             is_over=lambda: self._run_is_over,
             progress=lambda: self._progress,
-            other_pids=lambda: {**self._servers.pids(), "up": os.getpid()},
+            other_pids=lambda: {**self._all_servers.pids(), "up": os.getpid()},
             forks=forks,
         )
         self._supervisor.start()
 
     def _list_children(self) -> list[Child]:
-        return list_components(self._recipe, str(self._address), self._folder.logs, self._scaling.counts)
+        counts, regions = self._scaling.counts, self._all_servers.list_region_addresses()
+        return list_components(self._recipe, str(self._address), self._folder.logs, counts, regions)
 
     # --------------------------------------------------------------------------------------------------- while it runs
 
@@ -285,7 +289,7 @@ class Launcher:
             supervisor.raise_failure()
             if page.hopeless:
                 raise AllFailed(page.hopeless)
-            is_away = any((self._servers.revive(), self._servers.watch()))
+            is_away = any((self._all_servers.revive(), self._servers.watch()))
             self._progress = None if is_away else page.progress
             if is_away:
                 drain.restart_clocks()

@@ -20,7 +20,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import read_newest_snapshot
 from headrace.infra.run.run import RecipeNews, Run
 from headrace.schemas.headers import Stamp
-from headrace.schemas.topics import FEEDER
+from headrace.schemas.topics import FEEDER, workflow_of
 
 MET_S = 1.0
 """Seconds for which an end is not trusted: a restarted broker may report an end that is too low."""
@@ -36,8 +36,8 @@ class IssuedNumbers:
 
     def __init__(self, run: Run) -> None:
         self._run, self._news = run, RecipeNews(run.address, run.recipe_end)
-        self._streams = set(run.recipe.workflows)
-        self._former = {name for recipe in run.revisions for name in recipe.workflows} - self._streams
+        self._streams = set(run.recipe.streams)
+        self._former = {name for recipe in run.revisions for name in recipe.streams} - self._streams
         """Streams of earlier recipes only: the snapshot has all their numbers, so their topics are not read."""
         self._next: dict[str, int] = {}
         self._reader: TopicReader | None = None
@@ -67,7 +67,7 @@ class IssuedNumbers:
         """Take in the streams of later recipes, whose tasks are then read too."""
         for revision in self._news.look():
             if revision.run_id == self._run.run_id:
-                self._streams.update(Recipe.from_json(revision.recipe).workflows)
+                self._streams.update(Recipe.from_json(revision.recipe).streams)
                 self.close()
 
     def _open_reader(self) -> TopicReader:
@@ -110,7 +110,8 @@ class IssuedNumbers:
             stamp = decode_own_stamp(message, self._run.run_id)
         except MessageRefused:  # the workers write its dead letter
             return
-        if stamp.stream in self._next and message.topic == self._run.topics.tasks(stamp.stream):
+        topics = {self._run.topics.tasks(one) for one in (stamp.stream, workflow_of(stamp.stream))}
+        if stamp.stream in self._next and message.topic in topics:
             self._next[stamp.stream] = max(self._next[stamp.stream], stamp.number + 1)
 
     def close(self) -> None:

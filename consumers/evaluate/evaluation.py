@@ -15,6 +15,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.episode_errors import error_key_of, group_errors
 from headrace.schemas.headers import HeaderError, Headers, Stamp
 from headrace.schemas.records import EpisodeError, EvalResult, Failure, TierResult, TrajectoryGroup
+from headrace.schemas.topics import workflow_of
 
 RIGHT_ABOVE = 0.5
 """A sample counts as right in pass@k if its reward is above this."""
@@ -269,11 +270,6 @@ def _sum_or_nan(values: Sequence[float]) -> float:
         return fsum(values)
     except (OverflowError, ValueError):  # too large or infinite
         return math.nan
-
-
-def workflow_of(stream: str) -> str:
-    """Return the workflow of a stream, `[eval.]workflow[.region]`."""
-    return stream.removeprefix("eval.").partition(".")[0]
 
 
 def _iterate_ks(samples: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The sections of a recipe that name its servers: `[kafka]` and `[store]`."""
+"""The sections of a recipe that name its servers and processes: `[kafka]`, `[store]`, `[regions]`, `[launch]`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from headrace.infra.kafka.bootstrap import Bootstrap
-from headrace.infra.recipe.table import MOST_PARTITIONS, Settings
+from headrace.infra.recipe.table import MOST_PARTITIONS, MOST_PROCESSES, Settings
 from headrace.infra.store.endpoint import BucketName, Endpoint, split_scheme
 
 
@@ -29,6 +29,17 @@ class Kafka(Settings):
     """Compression of the batches that producers send."""
 
 
+class RegionKafka(Settings):
+    """The Kafka cluster of a region."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    bootstrap: Bootstrap = ""
+    """Address of the region's Kafka; empty starts an embedded one."""
+    client: dict[str, str] = Field(default_factory=dict)
+    """Further librdkafka settings; secrets belong in `HEADRACE_KAFKA_CLIENT`."""
+
+
 class Store(Settings):
     """The object store."""
 
@@ -48,3 +59,35 @@ class Store(Settings):
     @classmethod
     def _check_scheme(cls, given: Any) -> Any:
         return split_scheme(given) if isinstance(given, dict) else given
+
+
+class Region(Settings):
+    """A region: a Kafka, an object store and rollout workers of its own (`docs/regions.md`)."""
+
+    kafka: RegionKafka = RegionKafka()
+    """The region's Kafka cluster."""
+    store: Store = Store()
+    """The region's object store."""
+    workers: int = Field(1, ge=0, le=MOST_PROCESSES)
+    """Rollout workers per workflow that `headrace up` starts in the region; 0 if you start them there."""
+    lost_after_s: float = Field(600.0, gt=0)
+    """Seconds without any group from the region, while it has open tasks, after which these tasks are issued again at
+    home. Answers that still come later are dropped as repetitions."""
+
+
+class Launch(Settings):
+    """How many processes `headrace up` starts."""
+
+    workers: int = Field(1, ge=0, le=MOST_PROCESSES)
+    """Rollout workers per workflow; 0 if you start them yourself."""
+    curators: int = Field(1, ge=0, le=MOST_PROCESSES)
+    """Curators per policy; 0 if you start them yourself (`docs/processes.md`). A shadow always gets one curator."""
+    feeder: bool = True
+    """Whether the feeder is started; false if you start it yourself."""
+    most_short_lives: int = Field(8, ge=1)
+    """If a component dies so many times in a row, each time within a minute of its start, `up` stops the run."""
+    all_failed_limit_s: float = Field(300.0, ge=0)
+    """Seconds after which the run is given up, with exit code 1, if no episode of it has ever succeeded. 0 for
+    never."""
+    fork: bool = True
+    """Fork components from a process that has imported their modules, which saves seconds at each start."""

@@ -22,9 +22,9 @@ from pydantic import (
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_paths import find_path
-from headrace.infra.recipe.server_settings import Kafka, Store
+from headrace.infra.recipe.server_settings import Kafka, Launch, Region, Store
 from headrace.infra.recipe.table import MOST_PROCESSES, RunName, Settings, Temperature
-from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, variant_of
+from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, stream_of, variant_of
 
 MOST_STATE_PARTITIONS = 64
 
@@ -400,24 +400,6 @@ class Evaluate(Settings):
         return self.samples if self.temperature else 1
 
 
-class Launch(Settings):
-    """How many processes `headrace up` starts."""
-
-    workers: int = Field(1, ge=0, le=MOST_PROCESSES)
-    """Rollout workers per workflow; 0 if you start them yourself."""
-    curators: int = Field(1, ge=0, le=MOST_PROCESSES)
-    """Curators per policy; 0 if you start them yourself (`docs/processes.md`). A shadow always gets one curator."""
-    feeder: bool = True
-    """Whether the feeder is started; false if you start it yourself."""
-    most_short_lives: int = Field(8, ge=1)
-    """If a component dies so many times in a row, each time within a minute of its start, `up` stops the run."""
-    all_failed_limit_s: float = Field(300.0, ge=0)
-    """Seconds after which the run is given up, with exit code 1, if no episode of it has ever succeeded. 0 for
-    never."""
-    fork: bool = True
-    """Fork components from a process that has imported their modules, which saves seconds at each start."""
-
-
 class Recipe(Settings):
     """A whole run."""
 
@@ -448,6 +430,8 @@ class Recipe(Settings):
     """The Kafka cluster."""
     store: Store = Store()
     """The object store."""
+    regions: dict[str, Region] = Field(default_factory=dict)
+    """Regions by name. Each has rollout workers beside a Kafka and a store of its own."""
     launch: Launch = Launch()
     """Processes that `headrace up` starts."""
 
@@ -458,6 +442,8 @@ class Recipe(Settings):
                 raise ValueError(f"name at least one {what}")
             for name in names:
                 check_name(what, name)
+        for name in self.regions:
+            check_name("region", name)
         if "eval" in self.workflows:
             raise ValueError("a workflow must not be named 'eval': this name is used for the streams of evaluations")
         for name, workflow in self.workflows.items():
@@ -532,6 +518,7 @@ class Recipe(Settings):
             tuple(self.policies),
             self.kafka.partitions,
             self.shadow_variants,
+            regions=tuple(self.regions),
             task_partitions=self.task_partitions,
             state_partitions=state_partitions,
         )
@@ -540,6 +527,11 @@ class Recipe(Settings):
     def topics(self) -> Topics:
         """Names of the run's topics."""
         return Topics(self.name)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams of training tasks: each workflow at home, then in every region."""
+        return tuple(stream_of(workflow, region) for region in ("", *self.regions) for workflow in self.workflows)
 
     def policies_of(self, workflow: str) -> tuple[str, ...]:
         """Return the policies that a workflow trains, each once, in the order of its roles."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -51,7 +52,7 @@ SWAP = "swap"
 log = structlog.get_logger()
 
 
-def plan_revision(
+def plan_revision(  # noqa: PLR0913 - settings, each given by its name
     address: RunAddress,
     recipe: Recipe,
     where: StoreAddress,
@@ -59,6 +60,7 @@ def plan_revision(
     *,
     new_recipe: bool,
     parent: str = "",
+    regions: Mapping[str, str] = MappingProxyType({}),
 ) -> RecipeRevision | None:
     """Return the revision to write before the run can go on; None if there is nothing to write.
 
@@ -76,6 +78,7 @@ def plan_revision(
         where: The store.
         environments: Environment and data of each workflow, as they are here.
         new_recipe: Whether the user says so.
+        regions: Region to its servers, as RecipeRevision has them.
     """
     before = read_known_revisions(address)
     if not before:
@@ -90,6 +93,7 @@ def plan_revision(
             asks_for_issued=True,
             state_partitions=recipe.state_partitions,
             parent=parent,
+            regions=dict(regions),
         )
     newest = before[-1]
     old = Recipe.from_json(newest.recipe)
@@ -115,10 +119,14 @@ def plan_revision(
     if differing:
         _refuse_other_adapters(old, recipe)
         made = build_revision(newest.run_id, newest.revision + 1, recipe, store)
-        return replace(made, swapped=swapped, plug_ins=hashes, environments=environments)
-    if newest.store != store or find_missing_schemas(before) or hashes.keys() - known.keys():
+        return replace(made, swapped=swapped, plug_ins=hashes, environments=environments, regions=dict(regions))
+    if (
+        (newest.store, newest.regions) != (store, dict(regions))
+        or find_missing_schemas(before)
+        or hashes.keys() - known.keys()
+    ):
         # The recipe's own text: another build may not know the keys that this one has.
-        resent = replace(newest, store=store, schemas=codec.schema_texts(), plug_ins=hashes)
+        resent = replace(newest, store=store, regions=dict(regions), schemas=codec.schema_texts(), plug_ins=hashes)
         return replace(resent, created_ms=now_ms())
     return None
 

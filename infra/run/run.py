@@ -88,6 +88,8 @@ class Run:
     """Number of partitions of `state`; fixed for a run."""
     parent: str = ""
     """For a branch: run id and versions that it began with, `RUN-ID solver@40`."""
+    regions: Mapping[str, str] = field(default_factory=dict)
+    """Region to its servers as JSON, as RecipeRevision has them."""
 
     @property
     def connection(self) -> Connection:
@@ -309,6 +311,7 @@ def _join(address: RunAddress) -> Run:
         asks_for_issued=found[0].asks_for_issued,
         state_partitions=found[0].state_partitions or 1,
         parent=found[0].parent,
+        regions=found[-1].regions,
     )
 
 

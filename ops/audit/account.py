@@ -34,7 +34,7 @@ from headrace.ops.audit.results import Audit, GroupTotals, TaskCounts
 from headrace.ops.audit.unread import Unread
 from headrace.ops.audit.weights_chain import WeightsChain
 from headrace.schemas.records import DeadLetter, Snapshot
-from headrace.schemas.topics import is_eval, policy_of, variant_of
+from headrace.schemas.topics import is_eval, policy_of, region_of, variant_of
 
 SUMMED = ("produced", "duplicates", "kept", "trained", "dead", "in_flight", "lost", "doubled")
 
@@ -295,6 +295,9 @@ class RunAccount:
     def has_reported_all_groups(self) -> bool:
         """Return whether, at the end of a run, the policies' trainers hold no kept group any more."""
         self.settle()
+        in_regions = {stream: end for stream, end in self.issued.items() if region_of(stream)}
+        if any(numbers.count_open_below(in_regions) for numbers in self.numbers.values()):
+            return False  # what their workers have read is known in the regions
         return all(
             self.chains[policy].positions.has_reported_all_groups(self.numbers[policy].find_ends())
             or not self.numbers[policy].count_kept_and_open()

@@ -16,7 +16,6 @@ from headrace.consumers.evaluate.evaluation import (
     EvaluationFold,
     build_group_without_answers,
     read_lost_stamp,
-    workflow_of,
 )
 from headrace.infra.inflection import inflect
 from headrace.infra.kafka.clients import Message
@@ -29,7 +28,7 @@ from headrace.schemas import codec
 from headrace.schemas.avro import SchemaError
 from headrace.schemas.headers import HeaderError, Stamp
 from headrace.schemas.records import DeadLetter, EvalResult, Snapshot, TierResult, TrajectoryGroup
-from headrace.schemas.topics import EVALUATOR, is_eval
+from headrace.schemas.topics import EVALUATOR, is_eval, workflow_of
 
 EvaluationKey = tuple[str, str, int]
 """(workflow, policy, version)."""

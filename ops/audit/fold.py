@@ -38,6 +38,7 @@ from headrace.schemas.topics import (
     is_eval,
     policy_of,
     policy_variant_of,
+    workflow_of,
 )
 
 EVALUATOR_KEY = b"evaluate"
@@ -88,8 +89,8 @@ class AuditFold:
             topics.dead_letters: self._fold_dead_letter,
             topics.state: self._fold_state,
         }
-        for workflow in self.recipe.workflows:
-            takers[topics.tasks(workflow)] = self._fold_task
+        for stream in self.recipe.streams:
+            takers[topics.tasks(stream)] = self._fold_task
         for variant in self.recipe.policy_variants:
             takers |= {
                 topics.outcomes(variant): self._fold_outcome,
@@ -199,7 +200,8 @@ class AuditFold:
         run_id, stream, number = read_task_headers(message)
         if run_id != self._run_header or is_eval(stream):
             return False
-        if message.topic != self.recipe.topics.tasks(stream):
+        # A number of a region that is lost is issued again at home.
+        if message.topic not in {self.recipe.topics.tasks(one) for one in (stream, workflow_of(stream))}:
             raise HeaderError(f"it is a task of stream {stream!r:.60}, but on the topic of another stream")
         self.account.fold_task(stream, number, message)
         return True

@@ -33,7 +33,7 @@ class Parts:
             outcomes=[*(topics.outcomes(policy_variant) for policy_variant in policy_variants), topics.dead_letters],
             curated=[topics.curated(policy_variant) for policy_variant in policy_variants],
             trajectories=[topics.trajectories(policy) for policy in run.recipe.policies],
-            tasks=[topics.tasks(workflow) for workflow in run.recipe.workflows],
+            tasks=[topics.tasks(stream) for stream in run.recipe.streams],
             weights=[topics.weights(policy_variant) for policy_variant in policy_variants],
             state=[topics.state],
             eval_groups=[topics.eval_groups(policy) for policy in run.recipe.policies],

@@ -32,7 +32,7 @@ from headrace.ops.audit.results import Audit
 from headrace.ops.curated_digest import CuratedDigest
 from headrace.schemas.headers import HeaderError
 from headrace.schemas.records import CheckpointPointer, RecipeRevision, WeightsPublished
-from headrace.schemas.topics import checkpoint_prefix
+from headrace.schemas.topics import checkpoint_prefix, region_of
 
 AskedGroups: TypeAlias = Mapping[commits.Group, commits.Committed]
 """Consumer groups to their committed offsets."""
@@ -172,7 +172,9 @@ class WholeAudit:
         """
         main = [one for group, one in asked.items() if not group.is_shadow]
         done = {partition_id: commit.offset for one in main for partition_id, commit in one.commits.items()}
-        if any(done.get(partition_id, 0) < end for partition_id, end in self.ends.items()):
+        away = {self.run.topics.tasks(stream) for stream in self.run.recipe.streams if region_of(stream)}
+        ends = {place: end for place, end in self.ends.items() if place[0] not in away}
+        if any(done.get(partition_id, 0) < end for partition_id, end in ends.items()):
             return False
         return self.fold.account.has_reported_all_groups()
 

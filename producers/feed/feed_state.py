@@ -35,7 +35,7 @@ from headrace.schemas.records import (
     RecipeRevision,
     WeightsPublished,
 )
-from headrace.schemas.topics import is_eval
+from headrace.schemas.topics import is_eval, region_of, workflow_of
 
 log = structlog.get_logger()
 
@@ -53,21 +53,22 @@ class FeedState:
     Args:
         recipe: The revision in force.
         revision: The record of that revision on the recipe topic.
-        sources: Source of problems by stream; today a stream is a workflow.
+        sources: Source of problems by workflow; its streams, at home and in regions, draw from the same source.
     """
 
     def __init__(self, recipe: Recipe, revision: RecipeRevision, sources: Mapping[str, TaskSource]) -> None:
         self.recipe = recipe
         self.revision = revision
-        self.sources = dict(sources)
+        self.sources = {stream: sources[workflow_of(stream)] for stream in recipe.streams}
         policies_of = {workflow: recipe.policies_of(workflow) for workflow in recipe.workflows}
+        trained_by = {stream: policies_of[workflow_of(stream)] for stream in recipe.streams}
         trainers = {p: recipe.trainer_of(p) for policies in policies_of.values() for p in policies}
         quotas = {
             p: Quota((t.max_staleness + 1) * t.groups_per_batch, t.steps, t.groups_per_batch)
             for p, t in trainers.items()
         }
         steps = {policy: trainer.steps for policy, trainer in trainers.items()}
-        self.pacing = Pacing(policies_of, quotas, recipe.feed.pace, recipe.task_partitions)
+        self.pacing = Pacing(trained_by, quotas, recipe.feed.pace, recipe.task_partitions)
         self.evaluations = EvaluationSchedule(policies_of, steps, recipe.evaluate.every)
         self.evaluating = OpenEvaluations()
         evaluated = frozenset((workflow, policy) for workflow, policies in policies_of.items() for policy in policies)
@@ -76,7 +77,7 @@ class FeedState:
         self.ended = ""
         """Why the run is over, once that was announced; empty while it goes on."""
         self._next_evaluation = dict.fromkeys(policies_of, 0)
-        self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in policies_of}
+        self._begins: dict[str, list[tuple[int, int]]] = {stream: [(revision.revision, 0)] for stream in trained_by}
         """Pairs (revision, first number issued under it) by stream, in order; also of removed streams."""
 
     # --------------------------------------------------------------------------------------------------------- records
@@ -87,7 +88,7 @@ class FeedState:
             return
         group, policy = GroupId.of(outcome), outcome.policy
         if self.pacing.acknowledge(group, policy) and outcome.component == "curate":
-            self._observe_outcome(outcome.stream, outcome)
+            self._observe_outcome(workflow_of(outcome.stream), outcome)
         if outcome.verdict != "kept":
             self.pacing.conclude(group, policy)
 
@@ -122,7 +123,7 @@ class FeedState:
 
     def _begin_revision(self) -> None:
         for stream in self.sources:
-            begins = self._begins[stream]
+            begins = self._begins.setdefault(stream, [(self.revision.revision, 0)])
             if begins[-1][0] < self.revision.revision:
                 begins.append((self.revision.revision, self.pacing.next[stream]))
 
@@ -154,29 +155,29 @@ class FeedState:
         newest = {
             stream: max(self.pacing.versions.get(one, -1) for one in policies)
             for stream, policies in self.pacing.policies_of.items()
-            if policy in policies
+            if policy in policies and not region_of(stream)  # regions draw from the same source
         }
         if self.pacing.note_version(policy, version):
             for stream, before in newest.items():
                 if version > before:
                     self.sources[stream].selector.on_version(version)
 
-    def _observe_outcome(self, stream: str, outcome: Outcome) -> None:
-        source, watch = self.sources[stream], self.watches[stream]
+    def _observe_outcome(self, workflow: str, outcome: Outcome) -> None:
+        source, watch = self.sources[workflow], self.watches[workflow]
         source.selector.observe(outcome)
         if source.tier and outcome.tier != source.tier:
             return  # issued before the tier was raised
         verdict = watch.observe(outcome)
         if verdict == "too_hard":
             # Nearly all groups were dropped, as the rewards in a group were equal, and mostly low.
-            log.warning("tasks.too_hard", workflow=stream, advice=TOO_HARD_ADVICE)
+            log.warning("tasks.too_hard", workflow=workflow, advice=TOO_HARD_ADVICE)
         elif verdict == "solved" and self.recipe.feed.raise_tier and source.raise_tier():
             # `next_tier` is null if the workflow gets no more tasks.
-            log.info("tasks.solved", workflow=stream, next_tier=source.tier)
+            log.info("tasks.solved", workflow=workflow, next_tier=source.tier)
             watch.clear()
-        elif verdict == "solved" and stream not in self.pacing.closed:
-            log.info("tasks.solved", workflow=stream, next_tier=None)
-            self.pacing.closed.add(stream)
+        elif verdict == "solved" and workflow not in self.pacing.closed:
+            log.info("tasks.solved", workflow=workflow, next_tier=None)
+            self.pacing.closed.update(one for one in self.sources if workflow_of(one) == workflow)
 
     # ----------------------------------------------------------------------------------------------------------- plans
 
@@ -281,7 +282,7 @@ class FeedState:
             "next_evaluation": dict(self._next_evaluation),
             "evaluating": self.evaluating.snapshot(),
             "watches": {stream: watch.snapshot() for stream, watch in self.watches.items()},
-            "sources": {stream: source.snapshot() for stream, source in self.sources.items()},
+            "sources": {workflow: self.sources[workflow].snapshot() for workflow in self.watches},
             "early_stop": self.early_stop.snapshot(),
             "ended": self.ended,
         }
@@ -308,10 +309,10 @@ class FeedState:
         self.evaluating.restore(state.get("evaluating", ()), evaluating.values(), self.pacing.policies_of)
         self.evaluations.restore(state["evaluations"])
         self._next_evaluation.update(state["next_evaluation"])
-        for stream, source in self.sources.items():
-            if stream in state["sources"]:
-                source.restore(state["sources"][stream])
-                self.watches[stream].restore(state["watches"][stream])
+        for workflow, watch in self.watches.items():
+            if workflow in state["sources"]:
+                self.sources[workflow].restore(state["sources"][workflow])
+                watch.restore(state["watches"][workflow])
         for stream, begins in state.get("revisions", {}).items():
             self._begins[stream] = [(revision, first) for revision, first in begins]
         self._begin_revision()

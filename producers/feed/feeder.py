@@ -32,6 +32,7 @@ from headrace.infra.run.revisions import is_chain_change
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feed_state import FeedState
+from headrace.producers.feed.lost_regions import LostRegions
 from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.registry import load_feed_selectors
 from headrace.producers.feed.task_commits import TaskCommits
@@ -66,6 +67,7 @@ class Feeder:
         self._take = _list_handlers(run, state)
         self._outcomes = {topic for topic, (kind, _) in self._take.items() if kind is Outcome}
         self._commits = TaskCommits(run)
+        self._regions = LostRegions({name: region.lost_after_s for name, region in run.recipe.regions.items()})
         self._planned: list[Planned] = []
         self._announcements: list[Outgoing] = []
         self._caught_up = self._changed = False
@@ -143,6 +145,7 @@ class Feeder:
         overdue = self._commits.find_overdue(self.state)
         dead = [self._build_unanswered(planned) for planned in self.state.conclude_unanswered(overdue)]
         self._planned += self.state.reissue_lost(overdue)
+        self._planned += self._reissue_from_lost_regions()
         if why := self.state.end():
             log.info("run.ended", why=why)
             self._announce_end(why)
@@ -153,6 +156,16 @@ class Feeder:
                 log.info("run.over", why=self._said_over, now=now)
         announcements, self._announcements = self._announcements, []
         return [*(self._build_outgoing(planned) for planned in self._planned), *announcements, *dead]
+
+    def _reissue_from_lost_regions(self) -> list[Planned]:
+        pacing, found = self.state.pacing, []
+        for stream, groups in self._regions.find_lost(pacing.tasks, pacing.answers, time.monotonic()).items():
+            # No group came from a region for its `lost_after_s`: its open tasks are issued again at home.
+            log.warning("region.lost", stream=stream, tasks=len(groups))
+            for group in groups:
+                pacing.move_home(group)
+            found += self.state.reissue_lost(groups)
+        return found
 
     def _build_unanswered(self, planned: Planned) -> Outgoing:
         """Return the dead letter of a task that has used all its attempts without an answer."""
@@ -189,7 +202,7 @@ class Feeder:
 
     def _build_outgoing(self, planned: Planned) -> Outgoing:
         task = planned.task
-        topic, key = self.run.topics.tasks(task.stream), task_key(task.stream, task.number)
+        topic, key = self.run.topics.tasks(planned.open.find_queue(task.stream)), task_key(task.stream, task.number)
         return Outgoing(topic, codec.encode(task), key, task_stamp(task).to_headers(), planned.open.partition)
 
     def rewind(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.producers.feed.overdue import Passed
 from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
+from headrace.schemas.topics import workflow_of
 
 CHUNK = 32
 """Numbers per chunk: some 2 kB, more with several policies. Each number in a turn's records may change one chunk."""
@@ -37,6 +38,12 @@ class OpenTask:
     """Policies for which the number is open."""
     died: int = 0
     """Sequence number of the dead letter within the run, if the number is dead; orders dead numbers by age."""
+    is_home: bool = False
+    """Whether its newest attempt was issued at home because its region is lost."""
+
+    def find_queue(self, stream: str) -> str:
+        """Return the stream on whose tasks topic the newest attempt is; `stream` is that of its number."""
+        return workflow_of(stream) if self.is_home else stream
 
 
 def iterate_passed(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[str, int], int]) -> Iterator[Passed]:
@@ -47,7 +54,7 @@ def iterate_passed(tasks: Mapping[GroupId, OpenTask], committed: Mapping[tuple[s
         committed: (stream, partition) to the next offset of the workers' group.
     """
     for group, task in tasks.items():
-        if task.unacknowledged and 0 <= task.offset < committed.get((group.stream, task.partition), 0):
+        if task.unacknowledged and 0 <= task.offset < committed.get((task.find_queue(group.stream), task.partition), 0):
             yield Passed(group, task.attempt, tuple(sorted(task.unacknowledged)))
 
 
@@ -112,13 +119,24 @@ class TaskTable:
 
 def _encode_rows(tasks: Mapping[GroupId, OpenTask]) -> list[list[Any]]:
     return [
-        [*group, t.index, t.tier, t.partition, t.attempt, t.offset, sorted(t.unacknowledged), sorted(t.open), t.died]
+        [
+            *group,
+            t.index,
+            t.tier,
+            t.partition,
+            t.attempt,
+            t.offset,
+            sorted(t.unacknowledged),
+            sorted(t.open),
+            t.died,
+            t.is_home,
+        ]
         for group, t in tasks.items()
     ]
 
 
 def _decode_rows(rows: Iterable[list[Any]]) -> Iterator[tuple[GroupId, OpenTask]]:
-    """Yield the numbers in rows; rows of old snapshots lack `died`, and are in order of death."""
-    for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open, *died in rows:
-        task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open), *died)
+    """Yield the numbers in rows; rows of older builds lack the last fields."""
+    for stream, number, index, tier, partition, attempt, offset, unacknowledged, is_open, *more in rows:
+        task = OpenTask(index, tier, partition, attempt, offset, set(unacknowledged), set(is_open), *more)
         yield GroupId(stream, number), task

@@ -23,6 +23,7 @@ from headrace.producers.feed.open_tasks import OpenTask, TaskTable, iterate_pass
 from headrace.producers.feed.overdue import Passed
 from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
+from headrace.schemas.topics import workflow_of
 
 FRESH_LOOK_BACK = 16
 """Newest batches from which the share of fresh groups is computed."""
@@ -76,6 +77,8 @@ class Pacing:
         self._turn = 0
         self._open: Counter[str] = Counter()
         self._outstanding = {stream: [0] * partitions for stream in policies_of}
+        self.answers = Counter[str]()
+        """Stream to the number of groups that have passed the curator in this process."""
 
     # ------------------------------------------------------------------------------------------------------- questions
 
@@ -105,13 +108,18 @@ class Pacing:
         return bool(room) and (any(room) if self.pace == "any" else all(room))
 
     def choose_stream(self) -> str | None:
-        """Return the next stream in turn that has room; None if no stream has room."""
-        streams = list(self.policies_of)
-        for step in range(len(streams)):
-            stream = streams[(self._turn + step) % len(streams)]
-            if self.has_room(stream):
-                self._turn = (self._turn + step + 1) % len(streams)
-                return stream
+        """Return the next stream that has room; None if no stream has room.
+
+        Workflows take turns. Of a workflow's streams, at home and in regions, it is the one with the partition that has
+        the fewest outstanding numbers. So fast regions get more tasks, and one that is cut off gets no more.
+        """
+        workflows = list(dict.fromkeys(map(workflow_of, self.policies_of)))
+        for step in range(len(workflows)):
+            workflow = workflows[(self._turn + step) % len(workflows)]
+            streams = [one for one in self.policies_of if workflow_of(one) == workflow and self.has_room(one)]
+            if streams:
+                self._turn = (self._turn + step + 1) % len(workflows)
+                return min(streams, key=lambda one: (min(self._outstanding[one]), sum(self._outstanding[one])))
         return None
 
     def end_reason(self) -> str:
@@ -140,10 +148,22 @@ class Pacing:
         """Send an open number again, as another attempt."""
         self.table.note_change(group)
         task = self.tasks[group]
-        self._outstanding[group.stream][task.partition] -= bool(task.unacknowledged)
-        task.partition, task.attempt, task.offset = self._find_least_loaded(group.stream), task.attempt + 1, -1
-        self._outstanding[group.stream][task.partition] += bool(task.unacknowledged)
+        self._queue_of(group, task)[task.partition] -= bool(task.unacknowledged)
+        partition = self._find_least_loaded(task.find_queue(group.stream))
+        task.partition, task.attempt, task.offset = partition, task.attempt + 1, -1
+        self._queue_of(group, task)[task.partition] += bool(task.unacknowledged)
         return task
+
+    def move_home(self, group: GroupId) -> None:
+        """Issue further attempts of an open number at home, because its region is lost."""
+        task = self.tasks[group]
+        self._queue_of(group, task)[task.partition] -= bool(task.unacknowledged)
+        task.is_home = True
+        self._queue_of(group, task)[task.partition] += bool(task.unacknowledged)
+
+    def _queue_of(self, group: GroupId, task: OpenTask) -> list[int]:
+        """Return the outstanding numbers by partition of the topic that a task is on."""
+        return self._outstanding[task.find_queue(group.stream)]
 
     def acknowledge(self, group: GroupId, policy: str) -> bool:
         """Note that a policy's group has passed the curator; return True the first time."""
@@ -157,7 +177,8 @@ class Pacing:
         self.table.note_change(group)
         task.unacknowledged.discard(policy)
         if not task.unacknowledged:
-            self._outstanding[group.stream][task.partition] -= 1
+            self._queue_of(group, task)[task.partition] -= 1
+        self.answers[group.stream] += not task.is_home
         return True
 
     def conclude(self, group: GroupId, policy: str = "") -> bool:
@@ -198,7 +219,7 @@ class Pacing:
             return False
         task = self.tasks.get(group, found)
         if task is not found:  # another policy has it open
-            self._outstanding[group.stream][task.partition] -= bool(task.unacknowledged)
+            self._queue_of(group, task)[task.partition] -= bool(task.unacknowledged)
             self._open.subtract(task.open)
             task.open |= found.open
             task.unacknowledged |= found.unacknowledged
@@ -259,7 +280,7 @@ class Pacing:
 
     def _count(self, group: GroupId, task: OpenTask) -> None:
         self._open.update(task.open)
-        self._outstanding[group.stream][task.partition] += bool(task.unacknowledged)
+        self._queue_of(group, task)[task.partition] += bool(task.unacknowledged)
 
     # ----------------------------------------------------------------------------------------------------------- state
 

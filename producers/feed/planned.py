@@ -11,6 +11,7 @@ from headrace.producers.feed.evaluation_schedule import Evaluation
 from headrace.producers.feed.open_tasks import OpenTask
 from headrace.schemas.ids import GroupId, derive_task_seed, now_ms
 from headrace.schemas.records import Task
+from headrace.schemas.topics import workflow_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Planned:
 
 def build_training_task(recipe: Recipe, bare: Task, attempt: int) -> Task:
     """Return a training number's task from what `build_common_task` returned."""
-    return replace(bare, workflow=bare.stream, n_asked=recipe.rollout.group_size, attempt=attempt)
+    return replace(bare, workflow=workflow_of(bare.stream), n_asked=recipe.rollout.group_size, attempt=attempt)
 
 
 def build_evaluation_task(recipe: Recipe, bare: Task, attempt: int, evaluation: Evaluation) -> Task:

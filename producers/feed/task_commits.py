@@ -17,7 +17,7 @@ from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.overdue import OverdueNumbers, Passed
 from headrace.producers.task_ledger import is_of_run
 from headrace.schemas.ids import GroupId
-from headrace.schemas.topics import eval_stream, is_eval
+from headrace.schemas.topics import eval_stream, is_eval, region_of
 
 log = structlog.get_logger()
 
@@ -50,11 +50,12 @@ class TaskCommits:
             committed = {
                 partition_id: offset
                 for stream in state.sources
+                if not region_of(stream)  # their workers commit in the region
                 for partition_id, offset in self._fetch_committed(stream).items()
             }
             if now >= self._delete_due:
                 self._delete_due = now + DELETE_EVERY_S
-                self._delete(committed)
+                self._delete({**committed, **self._find_finished(state)})
             passed = list(state.pacing.find_passed(committed))
             found = self._fetch_overdue(
                 self._overdue, passed, self.run.topics.trajectories, self._find_curated_ends, now
@@ -64,6 +65,19 @@ class TaskCommits:
             # The workers' offsets cannot be read now, or finished tasks not deleted; the feeder tries again.
             log.info("commits.unknown", error=str(error))
             return []
+
+    def _find_finished(self, state: FeedState) -> dict[tuple[str, int], int]:
+        """Return (stream of a region, partition) to the offset below which all tasks have concluded."""
+        streams = [stream for stream in state.sources if region_of(stream)]
+        partition_ids = [(stream, p) for stream in streams for p in range(self.run.recipe.task_partitions)]
+        topics = self.run.topics
+        ends = fetch_end_offsets(self.run.connection, [(topics.tasks(s), p) for s, p in partition_ids])
+        found = {(s, p): ends[topics.tasks(s), p] for s, p in partition_ids}
+        for group, task in state.pacing.tasks.items():
+            place = (group.stream, task.partition)
+            if place in found and not task.is_home:
+                found[place] = min(found[place], max(task.offset, 0))
+        return found
 
     def _fetch_overdue(
         self,

@@ -46,7 +46,7 @@ from headrace.producers.rollout.worker_status import (
     WorkerState,
     sum_up,
 )
-from headrace.schemas.topics import Topics, eval_stream
+from headrace.schemas.topics import Topics, eval_stream, region_of
 
 log = structlog.get_logger()
 
@@ -67,15 +67,19 @@ class Options:
     workflow: str
     name: str
     region: str
-    """Where it runs, for its status and its groups; it plays the same tasks as the workers of other regions."""
+    """Where it runs, for its status and its groups."""
+    stream: str
+    """Whose tasks it plays: those at home, or those of its region if the recipe has it."""
     concurrency: int
     """Requests in the engine at once."""
     episodes: int
     """Episodes at once."""
 
-    def list_task_topics(self, topics: Topics) -> tuple[str, str]:
-        """Return the topics of training and evaluation tasks."""
-        return topics.tasks(self.workflow), topics.tasks(eval_stream(self.workflow))
+    def list_task_topics(self, topics: Topics, *, is_evaluating: bool) -> tuple[str, ...]:
+        """Return the topics of training tasks, and of evaluation tasks, which are played at home."""
+        if region_of(self.stream) or not is_evaluating:
+            return (topics.tasks(self.stream),)
+        return topics.tasks(self.stream), topics.tasks(eval_stream(self.stream))
 
 
 class WorkerRuntime:
@@ -172,7 +176,7 @@ class WorkerRuntime:
     def _list_topics(self) -> Iterator[str]:
         """Yield the topics that the worker reads and writes."""
         names = self.run.topics
-        yield from (names.recipe, names.workers, *self.options.list_task_topics(names))
+        yield from (names.recipe, names.workers, *self.options.list_task_topics(names, is_evaluating=True))
         for policy in self.policies:
             yield from (names.weights(policy), names.trajectories(policy), names.eval_groups(policy))
 

@@ -26,10 +26,10 @@ from headrace.infra.errors import UsageError
 from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partition_count
 from headrace.infra.log import configure_logging
-from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
+from headrace.infra.process.signals import begin_attempts, stop_on_signals
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST, Recipe
-from headrace.infra.run.revisions import join_and_write_schemas
+from headrace.infra.run.region import join_in_region
 from headrace.infra.run.run import Run
 from headrace.producers.engines.contract import capabilities_of
 from headrace.producers.engines.owned_folder import OwnedFolder
@@ -46,7 +46,7 @@ from headrace.producers.rollout.startup import WorkerStartup
 from headrace.producers.rollout.version_holds import HELD_VERSIONS, VersionHolds
 from headrace.producers.rollout.watchdog import Watchdog
 from headrace.producers.rollout.weight_loader import WeightLoader
-from headrace.schemas.topics import check_name
+from headrace.schemas.topics import check_name, stream_of
 
 log = structlog.get_logger()
 
@@ -150,12 +150,11 @@ class RolloutWorker:
         )
 
     def _subscribe(self, *, is_evaluating: bool) -> Subscription:
-        training, evaluation = self.options.list_task_topics(self.run.topics)
         return Subscription(
             self.run.connection,
             f"{self.options.name}.tasks",
-            self.run.topics.rollout_group(self.options.workflow),
-            (training, evaluation) if is_evaluating else (training,),
+            self.run.topics.rollout_group(self.options.stream),
+            self.options.list_task_topics(self.run.topics, is_evaluating=is_evaluating),
             self.run.run_id,
         )
 
@@ -188,7 +187,8 @@ def build(run: Run, workflow: str | None, name: str, region: str, concurrency: i
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     rollout = run.recipe.rollout
     requests = concurrency or rollout.concurrency
-    options = Options(chosen, name, region, requests, rollout.episodes or EPISODES_PER_REQUEST * requests)
+    stream = stream_of(chosen, region if region in run.recipe.regions else "")
+    options = Options(chosen, name, region, stream, requests, rollout.episodes or EPISODES_PER_REQUEST * requests)
     check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen))
     return RolloutWorker(run, options, build_workflow_spec(run.recipe, chosen))
 
@@ -205,7 +205,7 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
     stop = stop_on_signals()
     for attempt in begin_attempts(stop):
         with attempt:
-            joined = join_and_write_schemas(address, JOIN_PATIENCE_S, stop)
+            joined = join_in_region(address, region, stop)
             threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()
             playing = build(joined, workflow, worker, region, concurrency)
             with Watchdog(playing.runtime.report_block) as watchdog:

@@ -114,7 +114,7 @@ def test_an_evaluator_takes_what_the_map_says(roles: list[Any]) -> None:
 
 def test_a_rollout_worker_takes_what_the_map_says(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = object.__new__(RolloutWorker)
-    worker.run, worker.options = RUN, Options("sums", "w", "eu", 1, 8)
+    worker.run, worker.options = RUN, Options("sums", "w", "eu", "sums", 1, 8)
     monkeypatch.setattr(
         "headrace.producers.rollout.run_follower.fetch_end_offsets",
         lambda _, partition_ids: dict.fromkeys(partition_ids, 0),
