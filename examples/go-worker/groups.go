@@ -87,11 +87,10 @@ func (run *Run) answer(payload string, reward float64) (record, error) {
 	if err != nil {
 		return nil, err
 	}
-	read, vocabulary := len([]rune(problem.Prompt)), len([]rune(run.alphabet))+2
-	said := len(ids) - read
-	logprobs := make([]float32, len(ids)) // 0 on tokens of the prompt
+	read := len([]rune(problem.Prompt))
+	said, logprobs := len(ids)-read, make([]float32, len(ids)) // 0 on tokens of the prompt
 	for i := read; i < len(ids); i++ {
-		logprobs[i] = float32(-math.Log(float64(vocabulary)))
+		logprobs[i] = float32(-math.Log(float64(len([]rune(run.alphabet)) + 2)))
 	}
 	sampling := record{"temperature": run.temperature, "stop_ids": []int64{1}}
 	return record{"reward": reward, "reward_parts": record{"boxed": 1.0}, "sequences": []record{{
@@ -104,7 +103,7 @@ func (run *Run) answer(payload string, reward float64) (record, error) {
 	}}}, nil
 }
 
-// play returns the group of a task, half of its answers right. If they cannot be given, all episodes are failures.
+// play returns the group of a task, half of its answers right. An episode that cannot be played becomes a failure.
 func (run *Run) play(task record) record {
 	group := record{"policy": run.policy, "head_version": run.head, "env": run.environment, "engine": "go-worker"}
 	for _, name := range strings.Fields("run_id stream number attempt purpose revision task_id tier n_asked") {
@@ -116,12 +115,14 @@ func (run *Run) play(task record) record {
 		trajectory, err := run.answer(task["payload"].(string), reward)
 		if err != nil {
 			failures = append(failures, record{"sample": sample, "reason": "error", "detail": err.Error()})
-			group["reason"] = "failed"
 			continue
 		}
-		ids = append(ids, fmt.Sprintf("%s:%d:%d", task["stream"], task["number"], sample))
-		trajectory["id"] = ids[sample]
+		id := fmt.Sprintf("%s:%d:%d", task["stream"], task["number"], sample)
+		ids, trajectory["id"] = append(ids, id), id
 		trajectories = append(trajectories, trajectory)
+	}
+	if len(trajectories) == 0 {
+		group["reason"] = "failed"
 	}
 	group["episode_ids"], group["trajectories"], group["failures"] = ids, trajectories, failures
 	group["started_ms"], group["finished_ms"] = started.UnixMilli(), time.Now().UnixMilli()
@@ -136,10 +137,8 @@ func (run *Run) address(group record, value []byte) *kgo.Record {
 		stamp["min_version"], stamp["max_version"] = -1, -1 // no token was sampled
 	}
 	message := &kgo.Record{
-		Topic:     run.name + ".trajectories." + run.policy,
-		Partition: int32(group["number"].(int64) % run.partitions),
-		Key:       fmt.Appendf(nil, "%s:%d", group["stream"], group["number"]),
-		Value:     value,
+		Topic: run.name + ".trajectories." + run.policy, Partition: int32(group["number"].(int64) % run.partitions),
+		Key: fmt.Appendf(nil, "%s:%d", group["stream"], group["number"]), Value: value,
 	}
 	for _, name := range strings.Fields(
 		"run_id stream number attempt use purpose revision policy min_version max_version head_version") {

@@ -88,6 +88,7 @@ func (run *Run) work(ctx context.Context, seeds []string) (err error) {
 	}
 	tasks, err := kgo.NewClient(append(options, kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.ConsumerGroup(run.name+".rollout."+run.workflow), kgo.ConsumeTopics(run.name+".tasks."+run.workflow),
+		kgo.ServerSideBalancer(), kgo.Balancers(kgo.RangeBalancer()), // as Headrace's own workers
 		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(), kgo.RecordPartitioner(kgo.ManualPartitioner()))...)
 	if err != nil {
 		return err

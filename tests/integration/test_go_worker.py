@@ -16,7 +16,7 @@ from trained_run import batches, command, outcomes
 
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.contract import Generation
-from headrace.envs.payload import problem_to_json
+from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.transcript import Transcript
 from headrace.infra.kafka.clients import Message
 from headrace.infra.kafka.group_offsets import fetch_commits
@@ -54,9 +54,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield from starter(tmp_path)
 
 
-def test_a_group_that_the_worker_encodes_is_the_one_that_ours_decode(program: Path) -> None:
+@pytest.fixture
+def task() -> Task:
     problem = Arithmetic(seed=1).problem("train", 5)
-    task = Task(
+    return Task(
         run_id="run-1",
         stream="sums",
         number=5,
@@ -68,34 +69,41 @@ def test_a_group_that_the_worker_encodes_is_the_one_that_ours_decode(program: Pa
         n_asked=2,
         seed=2**62,
     )
-    said = subprocess.run(
-        [program, *SCHEMAS, "-encode", ALPHABET], input=codec.encode(task), capture_output=True, check=True
-    )
 
-    found = codec.decode(said.stdout, TrajectoryGroup)
-    assert 0 < found.started_ms <= found.finished_ms
-    trajectories = tuple(
-        Trajectory(f"sums:5:{sample}", reward, {"boxed": 1.0}, (sequence(problem.text, answer),))
-        for sample, (reward, answer) in enumerate([(0.0, f"{problem.answer}1"), (1.0, problem.answer)])
-    )
+
+def encoded(program: Path, task: Task, alphabet: str) -> bytes:
+    """Return the group that the worker makes of a task."""
+    words = [program, *SCHEMAS, "-encode", alphabet]
+    return subprocess.run(words, input=codec.encode(task), capture_output=True, check=True).stdout
+
+
+def test_the_worker_encodes_a_group_as_ours_do(program: Path, task: Task) -> None:
+    said = encoded(program, task, ALPHABET)
+    found, problem = codec.decode(said, TrajectoryGroup), problem_from_json(task.payload)
+    answers = [(0.0, f"{problem.answer}1"), (1.0, problem.answer)]
     expected = TrajectoryGroup(
-        run_id="run-1",
-        stream="sums",
-        number=5,
-        attempt=1,
-        revision=2,
+        **{name: getattr(task, name) for name in ("run_id", "stream", "number", "attempt", "revision")},
+        **{name: getattr(task, name) for name in ("task_id", "tier", "n_asked")},
         policy="solver",
-        task_id=problem.task_id,
-        tier=problem.tier,
         episode_ids=("sums:5:0", "sums:5:1"),
-        n_asked=2,
-        trajectories=trajectories,
+        trajectories=tuple(
+            Trajectory(f"sums:5:{sample}", reward, {"boxed": 1.0}, (sequence(problem.text, answer),))
+            for sample, (reward, answer) in enumerate(answers)
+        ),
         head_version=0,
         engine="go-worker",
         started_ms=found.started_ms,
         finished_ms=found.finished_ms,
     )
-    assert said.stdout == codec.encode(expected)
+    assert said == codec.encode(expected)
+    assert 0 < found.started_ms <= found.finished_ms
+
+
+def test_a_task_that_the_worker_cannot_play_becomes_a_failed_group(program: Path, task: Task) -> None:
+    group = codec.decode(encoded(program, task, "abc"), TrajectoryGroup)
+    assert (group.reason, group.trajectories) == ("failed", ())
+    assert [(failure.sample, failure.reason) for failure in group.failures] == [(0, "error"), (1, "error")]
+    assert "alphabet lacks" in group.failures[0].detail
 
 
 def sequence(prompt: str, answer: str) -> Sequence:
