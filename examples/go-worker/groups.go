@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -47,12 +48,10 @@ func (run *Run) learn(text string) (*avro.Schema, error) {
 func (run *Run) decode(message []byte) (found record, err error) {
 	fingerprint, _, err := avro.SingleObjectFingerprint(message)
 	schema := run.readable[fingerprint]
-	if err == nil && schema == nil {
-		err = fmt.Errorf("no schema with the fingerprint %x is known", fingerprint)
+	if schema == nil {
+		return nil, cmp.Or(err, fmt.Errorf("no schema with the fingerprint %x is known", fingerprint))
 	}
-	if err == nil {
-		_, err = schema.DecodeSingleObject(message, &found)
-	}
+	_, err = schema.DecodeSingleObject(message, &found)
 	return found, err
 }
 

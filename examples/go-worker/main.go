@@ -55,6 +55,8 @@ func main() {
 	err := run.readSchemas(*folder)
 	if err == nil && *alphabet != "" {
 		err = run.encodeOne(*alphabet)
+	} else if err == nil && (name == "" || *workflow == "") {
+		err = fmt.Errorf("give -run kafka://HOST:PORT/RUN and -workflow NAME")
 	} else if err == nil {
 		err = run.work(ctx, strings.Split(bootstrap, ","))
 	}
@@ -120,8 +122,7 @@ func (run *Run) follow(ctx context.Context) (err error) {
 			case found["run_id"] == run.id:
 				run.head = max(run.head, found["version"].(int64))
 			}
-			isLast := message.Offset+1 >= part.LastStableOffset
-			run.isReady = run.isReady || isLast && run.head >= 0
+			run.isReady = run.isReady || run.head >= 0 && message.Offset+1 >= part.LastStableOffset
 		}
 	})
 	return err

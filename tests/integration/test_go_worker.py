@@ -33,6 +33,7 @@ pytestmark = pytest.mark.packages
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ("-schemas", str(ROOT / "schemas" / "avsc"))
+OF_THE_TASK = ("run_id", "stream", "number", "attempt", "revision", "task_id", "tier", "n_asked")
 STEPS = 3
 
 
@@ -82,8 +83,7 @@ def test_the_worker_encodes_a_group_as_ours_do(program: Path, task: Task) -> Non
     found, problem = codec.decode(said, TrajectoryGroup), problem_from_json(task.payload)
     answers = [(0.0, f"{problem.answer}1"), (1.0, problem.answer)]
     expected = TrajectoryGroup(
-        **{name: getattr(task, name) for name in ("run_id", "stream", "number", "attempt", "revision")},
-        **{name: getattr(task, name) for name in ("task_id", "tier", "n_asked")},
+        **{name: getattr(task, name) for name in OF_THE_TASK},
         policy="solver",
         episode_ids=("sums:5:0", "sums:5:1"),
         trajectories=tuple(
