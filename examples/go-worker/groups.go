@@ -110,8 +110,7 @@ func (run *Run) play(task record) record {
 	}
 	started, ids, trajectories, failures := time.Now(), []string{}, []record{}, []record{}
 	for sample := range task["n_asked"].(int64) {
-		reward := float64((task["seed"].(int64) + sample) % 2)
-		trajectory, err := run.answer(task["payload"].(string), reward)
+		trajectory, err := run.answer(task["payload"].(string), float64((task["seed"].(int64)+sample)%2))
 		if err != nil {
 			failures = append(failures, record{"sample": sample, "reason": "error", "detail": err.Error()})
 			continue

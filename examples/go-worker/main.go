@@ -17,6 +17,7 @@ import (
 
 	"github.com/twmb/avro"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // Run is what a worker must know of a run: from its recipe, and from the newest version of the policy's weights.
@@ -34,12 +35,9 @@ type Run struct {
 // Recipe has the keys of the recipe's JSON that a worker needs.
 type Recipe struct {
 	Policies  map[string]struct{ Alphabet string }
-	Workflows map[string]struct {
-		Env      struct{ Use string }
-		Policies map[string]string
-	}
-	Rollout struct{ Temperature float64 }
-	Kafka   struct{ Partitions int64 }
+	Workflows map[string]struct{ Env, Policies map[string]any }
+	Rollout   struct{ Temperature float64 }
+	Kafka     struct{ Partitions int64 }
 }
 
 func main() {
@@ -77,18 +75,17 @@ func (run *Run) encodeOne(alphabet string) error {
 // work plays tasks until SIGTERM or an interrupt.
 func (run *Run) work(ctx context.Context, seeds []string) (err error) {
 	options := []kgo.Opt{
-		kgo.SeedBrokers(seeds...), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
-		kgo.WithLogger(kgo.BasicLogger(os.Stderr, kgo.LogLevelWarn, nil)),
+		kgo.SeedBrokers(seeds...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.WithLogger(kgo.BasicLogger(os.Stderr, kgo.LogLevelWarn, nil)),
 	}
-	run.client, err = kgo.NewClient(append(
-		options, kgo.ConsumePartitions(fromStart(run.name+".recipe")), kgo.KeepControlRecords())...)
+	run.client, err = kgo.NewClient(append(options, kgo.ConsumeTopics(run.name+".recipe"), kgo.KeepControlRecords())...)
 	for err == nil && ctx.Err() == nil && !run.isReady {
 		err = run.follow(ctx)
 	}
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	tasks, err := kgo.NewClient(append(options, kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+	tasks, err := kgo.NewClient(append(options,
 		kgo.ConsumerGroup(run.name+".rollout."+run.workflow), kgo.ConsumeTopics(run.name+".tasks."+run.workflow),
 		kgo.ServerSideBalancer(), kgo.Balancers(kgo.RangeBalancer()), // as Headrace's own workers
 		kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(), kgo.RecordPartitioner(kgo.ManualPartitioner()))...)
@@ -102,11 +99,6 @@ func (run *Run) work(ctx context.Context, seeds []string) (err error) {
 	}
 	log.Print("stopped")
 	return err
-}
-
-// fromStart returns where to read a topic of one partition.
-func fromStart(topic string) map[string]map[int32]kgo.Offset {
-	return map[string]map[int32]kgo.Offset{topic: {0: kgo.NewOffset().AtStart()}}
 }
 
 // follow takes in new records of recipe and weights. It waits for some, or returns at once if there is no context.
@@ -131,9 +123,7 @@ func (run *Run) follow(ctx context.Context) (err error) {
 // takeRevision takes in a revision of the recipe, and the schemas that other writers of the run use.
 func (run *Run) takeRevision(revision record) error {
 	for _, text := range revision["schemas"].(record) {
-		if _, err := run.learn(text.(string)); err != nil {
-			return err
-		}
+		run.learn(text.(string)) // a text that is no schema changes nothing
 	}
 	text, first := revision["recipe"].(string), run.id == ""
 	if text == "" || !first && run.id != revision["run_id"] {
@@ -144,16 +134,17 @@ func (run *Run) takeRevision(revision record) error {
 		return err
 	}
 	workflow := recipe.Workflows[run.workflow]
-	for run.role, run.policy = range workflow.Policies {
+	for role, policy := range workflow.Policies {
+		run.role, run.policy = role, policy.(string)
 		run.alphabet = recipe.Policies[run.policy].Alphabet
 	}
 	if len(workflow.Policies) != 1 || run.alphabet == "" {
 		return fmt.Errorf("the recipe must have a workflow %q with one policy, which has an alphabet", run.workflow)
 	}
-	run.id, run.environment = revision["run_id"].(string), workflow.Env.Use
+	run.id, run.environment = revision["run_id"].(string), workflow.Env["use"].(string)
 	run.temperature, run.partitions = recipe.Rollout.Temperature, recipe.Kafka.Partitions
 	if first {
-		run.client.AddConsumePartitions(fromStart(run.name + ".weights." + run.policy))
+		run.client.AddConsumeTopics(run.name + ".weights." + run.policy)
 	}
 	return nil
 }
@@ -179,7 +170,17 @@ func (run *Run) takeTurn(ctx context.Context, client *kgo.Client) error {
 	if err := client.ProduceSync(context.Background(), messages...).FirstErr(); err != nil || len(tasks) == 0 {
 		return err
 	}
-	return client.CommitRecords(context.Background(), tasks...)
+	return client.CommitRecords(kgo.PreCommitFnContext(context.Background(), clearMetadata), tasks...)
+}
+
+// clearMetadata leaves out the text beside a committed offset: Headrace's own workers write their state there.
+func clearMetadata(request *kmsg.OffsetCommitRequest) error {
+	for _, topic := range request.Topics {
+		for i := range topic.Partitions {
+			topic.Partitions[i].Metadata = nil
+		}
+	}
+	return nil
 }
 
 // conclude plays the task in a message, and returns its group, plain and encoded.

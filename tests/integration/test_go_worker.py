@@ -148,6 +148,7 @@ def test_versions_are_trained_on_groups_of_the_worker_alone_and_the_audit_closes
     assert max(clocks) > 0, "it took up new versions"
     commits = fetch_commits(run.connection, run.topics.rollout_group("sums"), [run.topics.tasks("sums")])
     assert all(task.offset < commits[task.topic, task.partition].offset for task in tasks(run))
+    assert {commit.metadata for commit in commits.values()} == {""}, "what our workers read there is their own"
 
     assert [batch.version for batch in batches(run)] == list(range(1, STEPS + 1))
     assert {verdict.verdict for verdict in outcomes(run)} <= {"kept", "run_end", "surplus", "expired"}
