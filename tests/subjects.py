@@ -38,7 +38,7 @@ SUBJECTS = {
     "builds": "runs that another build began or goes on with",
     "training": "trainers, shadows, replays and retraining on real servers",
     "sandbox": "attacks on boxes, as root and as an unprivileged user",
-    "packages": "wheel and sdist, own projects and plug-ins, benchmarks at their smallest",
+    "packages": "wheel and sdist, own projects and plug-ins, a worker in Go, benchmarks at their smallest",
     "containers": "Kafka and MinIO in containers, with faults on the way; needs Docker",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
     "regions": "a run over two Kafkas and two stores, with cuts between them",

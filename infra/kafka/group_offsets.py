@@ -43,6 +43,18 @@ def refuse_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
     return partitions
 
 
+def read_metadata(committed: TopicPartition) -> str:
+    """Return the text that was committed beside an offset; empty if it cannot be read.
+
+    After a text that another client wrote, librdkafka 2.16 reads on until the next zero byte in memory. It adds that
+    byte to texts that it writes itself.
+    """
+    try:
+        return committed.metadata or ""
+    except UnicodeDecodeError:
+        return ""
+
+
 def fetch_committed_offsets(connection: Connection, group: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
     """Return a group's next offset by (topic, partition), without uncommitted partitions. See `fetch_commits`."""
     return {partition_id: commit.offset for partition_id, commit in fetch_commits(connection, group, topics).items()}
@@ -62,7 +74,7 @@ def fetch_commits(connection: Connection, group: str, topics: Iterable[str]) -> 
     finally:
         consumer.close()
     return {
-        (tp.topic, tp.partition): Commit(tp.offset, tp.metadata or "")
+        (tp.topic, tp.partition): Commit(tp.offset, read_metadata(tp))
         for tp in found
         if tp.error is None and tp.offset >= 0
     }

@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from headrace.infra.kafka.broker_contact import BrokerContact
 from headrace.infra.kafka.clients import Connection, Message, call_patiently, open_consumer
 from headrace.infra.kafka.decoding import MessageRefused
-from headrace.infra.kafka.group_offsets import refuse_errors
+from headrace.infra.kafka.group_offsets import read_metadata, refuse_errors
 from headrace.infra.kafka.received import take_good_messages
 from headrace.infra.kafka.topic_reader import PartitionId, name_partition
 from headrace.infra.stopwatch import Stopwatch
@@ -200,7 +200,7 @@ class TaskIntake(threading.Thread):
         )
         positions = []
         for tp in found:
-            position = self.owned.own((tp.topic, tp.partition), tp.offset, tp.metadata or "")
+            position = self.owned.own((tp.topic, tp.partition), tp.offset, read_metadata(tp))
             if position < tp.offset:
                 # The offset is of another run of the same name, and is not used.
                 log.warning("commit.other_run", partition=f"{tp.topic}[{tp.partition}]", offset=tp.offset)
