@@ -270,7 +270,7 @@ def test_up_waits_for_groups_in_flight_as_long_as_a_server_is_away_and_then_anew
 
     for name, value in (("turn", turn), ("hopeless", ""), ("progress", 1)):
         monkeypatch.setattr(page, name, value, raising=False)
-    launch._servers = cast(
+    launch._all_servers = launch._servers = cast(
         "Any",
         SimpleNamespace(
             revive=lambda: is_away("one that died"),
@@ -351,8 +351,10 @@ def test_a_run_that_was_waited_for_in_vain_says_what_is_missing_and_is_not_noted
     request = UpRequest(load_recipe("arithmetic", ["kafka.bootstrap=127.0.0.1:1"]), tmp_path, plain=True)
     said, noted, summarized = io.StringIO(), list[object](), list[str]()
     launch = launcher.Launcher(request, DataFolder(tmp_path), None, Console(file=said))
-    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch_jars", "start", "stop")}
-    launch._servers = cast(
+    servers: dict[str, object] = {
+        name: lambda *_: None for name in ("claim", "fetch_jars", "start", "stop", "describe_regions")
+    }
+    launch._all_servers = launch._servers = cast(
         "Any", SimpleNamespace(has_embedded_kafka=False, has_embedded_store=False, connection=None, **servers)
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="", run_id="run-1"))
@@ -387,8 +389,10 @@ def test_a_run_whose_audit_does_not_close_ends_with_an_exit_code_of_its_own(
     notes = RunNotes(run="arithmetic", bootstrap="127.0.0.1:1", embedded_kafka=False, finished=True)
     said = io.StringIO()
     launch = launcher.Launcher(request, DataFolder(tmp_path), notes, Console(file=said))
-    servers: dict[str, object] = {name: lambda *_: None for name in ("claim", "fetch_jars", "start", "stop")}
-    launch._servers = SimpleNamespace(
+    servers: dict[str, object] = {
+        name: lambda *_: None for name in ("claim", "fetch_jars", "start", "stop", "describe_regions")
+    }
+    launch._all_servers = launch._servers = SimpleNamespace(
         has_embedded_kafka=False, has_embedded_store=False, connection=Connection("k:1"), **servers
     )
     monkeypatch.setattr(launcher, "begin_or_join", lambda *_, **__: SimpleNamespace(ended="steps"))
@@ -450,7 +454,7 @@ def test_a_run_in_which_no_episode_ever_succeeds_is_given_up_with_exit_code_1(
     nothing = SimpleNamespace(
         revive=lambda: False, watch=lambda: True, is_answering=None, raise_failure=lambda: None, take_news=list
     )
-    launch._servers = nothing
+    launch._all_servers = launch._servers = nothing
     monkeypatch.setattr(launch, "_record_state", lambda _: None)
     page = Page()
     with pytest.raises(launcher.AllFailed, match=r"^solver gets no episode$") as raised:

@@ -153,6 +153,7 @@ COMPONENTS = {
     "curators": "curate",
     "evaluator": "evaluate",
     "trainer": "train",
+    "relay": "relay",
 }
 BESIDE = {"launcher", "swap", "gc", "page", "audit", "people", "all at their start", "its writers at their start"}
 """Commands and people: they are no components, so the map has none of them."""
