@@ -59,7 +59,7 @@ class FeedState:
     def __init__(self, recipe: Recipe, revision: RecipeRevision, sources: Mapping[str, TaskSource]) -> None:
         self.recipe = recipe
         self.revision = revision
-        self.sources = {stream: sources[workflow_of(stream)] for stream in recipe.streams}
+        self.sources = {one: sources[workflow_of(one)] for one in recipe.streams if workflow_of(one) in sources}
         policies_of = {workflow: recipe.policies_of(workflow) for workflow in recipe.workflows}
         trained_by = {stream: policies_of[workflow_of(stream)] for stream in recipe.streams}
         trainers = {p: recipe.trainer_of(p) for policies in policies_of.values() for p in policies}

@@ -242,7 +242,7 @@ def test_up_starts_and_ends_what_was_asked_and_says_so_until_the_run_is_over(
         "is_answering": None,
         "connection": SimpleNamespace(bootstrap="k:1"),
     }
-    launch._servers = cast("Any", SimpleNamespace(**nothing))
+    launch._all_servers = launch._servers = cast("Any", SimpleNamespace(**nothing))
     listed: list[set[str]] = []
     supervisor = SimpleNamespace(
         raise_failure=lambda: None,
