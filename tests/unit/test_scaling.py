@@ -241,6 +241,7 @@ def test_up_starts_and_ends_what_was_asked_and_says_so_until_the_run_is_over(
         "watch": lambda: False,
         "is_answering": None,
         "connection": SimpleNamespace(bootstrap="k:1"),
+        "list_region_addresses": dict,
     }
     launch._all_servers = launch._servers = cast("Any", SimpleNamespace(**nothing))
     listed: list[set[str]] = []
