@@ -211,7 +211,8 @@ def _chains_of(curation: Any) -> Key:
 def _entry_key(entry: Any) -> Key:
     decoded = entry.payload.decoded
     newest = find_version_range(decoded.trajectory_group.trajectories)[1]
-    return entry.use_id, entry.arrival, (entry.min_version, entry.deadline_version, newest), decoded.curated.revision
+    versions = entry.min_version, entry.deadline_version, newest
+    return entry.use_id, entry.arrival, versions, decoded.curated.revision, entry.digest
 
 
 class TrainerProcess(Looped):
@@ -249,7 +250,7 @@ class TrainerProcess(Looped):
         return (
             body.run.revision, pipeline.learner.state, window, evictions, since, flights, stretch, waiting, check,
             scheduler.ended,
-            (body._messages.epoch, body._messages.weights_hash, repr(body._messages.offsets)),
+            (body._messages.epoch, body._messages.weights_hash, body._messages.log_hash, repr(body._messages.offsets)),
             (pipeline.free_since, body._intake.arrived_at),
             positions_of(body._reader), scheduler._leaves,
         )  # fmt: skip
