@@ -47,7 +47,7 @@ class Shape:
 class ShapedLink:
     """Forwards ports while the context lasts. Methods may be called from any thread."""
 
-    def __init__(self, shape: Shape, seed: int = 0) -> None:
+    def __init__(self, shape: Shape = Shape(), seed: int = 0) -> None:
         self._shape, self._draw = shape, random.Random(seed)  # noqa: S311 - losses, not a secret
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

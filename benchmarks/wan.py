@@ -151,10 +151,8 @@ def measure_steady(run: WatchedRun, link: ShapedLink, far: FarMachine, seconds: 
         first,
         last,
     )
-    metrics = [
-        json.loads(text) for (text,) in run.query("SELECT metrics FROM batch WHERE version IN (?, ?)", first, last)
-    ]
-    spent = {key: metrics[-1][key] - metrics[0][key] for key in metrics[0] if key.startswith("seconds_")}
+    batches = run.query("SELECT metrics FROM batch WHERE version > ? AND version <= ?", first, last)
+    waited_s = sum(json.loads(text)["wait_s"] for (text,) in batches)
     [(whole,)] = run.query("SELECT max(full_bytes) FROM weights")
     lags = sorted(run.measure_lags(first, last))
     return Steady(
@@ -167,7 +165,7 @@ def measure_steady(run: WatchedRun, link: ShapedLink, far: FarMachine, seconds: 
         lags[int(len(lags) * 0.99)],
         {stream: count for stream, count, _ in rows},
         {stream: round(age, 2) for stream, _, age in rows},
-        spent["seconds_wait"] / sum(spent.values()),
+        waited_s / seconds,
     )
 
 

@@ -1,4 +1,4 @@
-"""A run over two regions, each with a Kafka and a MinIO in containers; the link to the far ones is cut while it trains."""
+"""A run over two regions, each with a Kafka and a MinIO in containers; the link between them is cut while it trains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_mirror_and_a_relay_bring_a_region_in_containers_through_a_cut_and_the
         finally:
             up.terminate()
             up.wait(30)
-        audit = headrace("audit", "--run", f"kafka://{kafka.link.address}/two-regions", "--json", **keys)
+        audit = headrace("audit", "--data", data, "--json", **keys)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     closed = json.loads(audit.stdout)
     assert (closed["ok"], closed["lost"], closed["doubled"]) == (True, 0, 0)
