@@ -26,12 +26,13 @@ SMALLEST = {
     "start": ["--rounds", "0"],
     "trainer": ["--hidden", "16", "--layers", "1", "--tokens", "8", "--rounds", "1"],
     "waiting_tools": ["--call-s", "0.02", "--tool-s", "0.08", "--warm-up-s", "0.3", "--seconds", "0.3"],
+    "wan": ["--cuts", "2", "--steady", "5", "--round-trip", "0.05"],
     "weights": ["--parameters", "1e6", "--rounds", "1", "--hidden", "32", "--versions", "1"],
 }
 """Words for `python -m benchmarks.NAME`."""
 
-STARTED_ELSEWHERE = {"served_engine"}
-"""Needs a server, which tests/engines has."""
+STARTED_ELSEWHERE = {"served_engine", "far_machine"}
+"""One needs a server, which tests/engines has; the other is a part of `wan`."""
 
 
 def run(name: str, words: list[str], figures: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run over two regions on one machine with 300 ms between them: deaths on the way, a long cut, a region that is lost."""
+"""A run over two regions, 300 ms apart, on one machine: deaths on the way, a long cut, a region lost for good."""
 
 from __future__ import annotations
 
