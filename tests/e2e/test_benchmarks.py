@@ -20,6 +20,7 @@ SMALLEST = {
     "engine": ["--batches", "2", "--new-tokens", "8", "--rounds", "1"],
     "feeder": ["--open", "600", "--turns", "2"],
     "learning": ["--only", "grpo, ppo", "--seeds", "1", "--versions", "1", "--staleness", "0"],
+    "many_workers": ["--workers", "2", "--seconds", "8"],
     "resume": ["--groups", "2000"],
     "sandbox": ["--rounds", "1"],
     "small_models": ["--sizes", "1M", "--batches", "2", "--new-tokens", "4", "--rounds", "1"],
