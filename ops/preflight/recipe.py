@@ -25,6 +25,7 @@ from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
+from headrace.infra.recipe.kinds import list_started_kinds
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Policy, TrainerSettings
 from headrace.ops.preflight.contract import Asked, Fault, collect_faults, find_faults
@@ -205,10 +206,9 @@ def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -
 
 def examine_own_engine(asked: Asked) -> list[Fault]:
     """Check that the user's own engine can be imported: only a machine with rollout workers needs it."""
-    name = asked.recipe.rollout.engine.use
-    if not asked.recipe.launch.workers or ":" not in name:
-        return []
-    return find_faults(lambda: find_named("rollout.engine", name, {}))
+    engines = {asked.recipe.rollout_of(kind).engine.use for kind in list_started_kinds(asked.recipe)}
+    own = sorted(name for name in engines if ":" in name)
+    return [fault for name in own for fault in find_faults(partial(find_named, "rollout.engine", name, {}))]
 
 
 def examine_boxes(asked: Asked) -> list[Fault]:

@@ -77,6 +77,8 @@ class Pacing:
         self._turn = 0
         self._open: Counter[str] = Counter()
         self._outstanding = {stream: [0] * partitions for stream in policies_of}
+        self._chosen: dict[str, int] = {}
+        """Stream to the partition of its newest task."""
         self.answers = Counter[str]()
         """Stream to the number of groups that have passed the curator in this process."""
 
@@ -270,8 +272,14 @@ class Pacing:
         return news
 
     def _find_least_loaded(self, stream: str) -> int:
-        waiting = self._outstanding[stream]
-        return waiting.index(min(waiting))
+        """Return the partition with the fewest outstanding numbers; of several, the next after the last one chosen.
+
+        Otherwise, while fewer tasks than partitions are outstanding, the workers of the last partitions would get none.
+        """
+        waiting, after = self._outstanding[stream], self._chosen.get(stream, -1) + 1
+        found = min(range(len(waiting)), key=lambda one: (waiting[one], (one - after) % len(waiting)))
+        self._chosen[stream] = found
+        return found
 
     def _keep(self, group: GroupId, task: OpenTask) -> None:
         self.table.note_change(group)
