@@ -221,18 +221,22 @@ def examine_boxes(asked: Asked) -> list[Fault]:
 
 def examine_partitions(asked: Asked) -> list[Fault]:
     """Doubt processes that would idle, because each needs a partition of its own."""
-    launch, kafka = asked.recipe.launch, asked.recipe.kafka
+    launch, kafka, regions = asked.recipe.launch, asked.recipe.kafka, asked.recipe.regions
     of_tasks = "task_partitions" if kafka.task_partitions else "partitions"
+    workers = {"launch": launch.workers, **{f"regions.{name}": one.workers for name, one in regions.items()}}
     return [
         Fault(
-            f"launch.{what} is {count}, but kafka.{key} is {there}: {count - there} of the {what} "
+            f"{table}.{what} is {count}, but kafka.{key} is {there}: {count - there} of the {what} "
             f"{inflect(count - there, 'gets', 'get')} no {gets}. Start fewer, or set kafka.{to_raise} to {count} or "
             "more; the key is fixed once the run has begun",
             is_doubt=True,
         )
-        for what, count, gets, key, there, to_raise in (
-            ("workers", launch.workers, "task", of_tasks, asked.recipe.task_partitions, "task_partitions"),
-            ("curators", launch.curators, "group", "partitions", kafka.partitions, "partitions"),
+        for table, what, count, gets, key, there, to_raise in (
+            *(
+                (table, "workers", count, "task", of_tasks, asked.recipe.task_partitions, "task_partitions")
+                for table, count in workers.items()
+            ),
+            ("launch", "curators", launch.curators, "group", "partitions", kafka.partitions, "partitions"),
         )
         if count > there
     ]

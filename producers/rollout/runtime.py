@@ -58,8 +58,8 @@ LEFT_S = 1.0
 """Seconds that cancelled episodes get to end."""
 ALL_OF_IT = Playable()
 NO_PARTITIONS = (
-    "waits for partitions of its tasks topic; if this lasts, other workers may have all partitions: then stop this "
-    "worker"
+    "waits for one of the {count} partitions of its tasks; if this lasts, other workers have all of them, and this "
+    "worker stays idle: then stop it"
 )
 
 
@@ -243,7 +243,7 @@ class WorkerRuntime:
         if word == "waiting":
             detail = detail or self.step
         elif word == "rolling" and self.intake is not None and not self.intake.partitions:
-            detail = detail or NO_PARTITIONS
+            word, detail = "waiting", detail or NO_PARTITIONS.format(count=self.run.recipe.task_partitions)
         elif word == "rolling":
             detail = detail or self._stall_watch.describe_silence() or self.episodes.describe_endless()
         behind = self.follower.find_stale(loader.engine.versions()) if word == "rolling" and loader else ""
