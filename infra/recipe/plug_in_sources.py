@@ -17,7 +17,8 @@ from blake3 import blake3
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.plug_ins import is_own, source_paths_of
-from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.schemas.records import RecipeRevision
 
 SHOWN_DIGITS = 12

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_settings, find_named
-from headrace.infra.recipe.settings import Named, Recipe, Rollout
+from headrace.infra.recipe.settings import Recipe, Rollout
+from headrace.infra.recipe.table import Named
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
 

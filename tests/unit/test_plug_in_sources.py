@@ -32,7 +32,8 @@ from headrace.infra.recipe.plug_in_sources import (
     warn_of_differing_sources,
 )
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.infra.run import revisions
 from headrace.infra.run.progress import RunProgress
 from headrace.infra.run.run import Run
