@@ -2,12 +2,14 @@
 
 The committed offset is that of the oldest unfinished task. Its metadata lists the later tasks that are done, and how
 often open tasks were started. So the next owner of the partition skips done tasks, and recognises a task that kills its
-workers: a start is committed before the task runs, and taken back when its worker leaves in good order.
+workers: a start is committed before the task runs, and taken back when its worker leaves in good order. By a mark of
+the worker the feeder knows which partitions belong to one worker.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
@@ -34,10 +36,11 @@ class TaskLedger:
         metadata: The metadata that `commit` returned with it. Text of another program is ignored: then tasks may be
             done twice, and dedupe drops the copy, but no task is left out.
         run_id: Id of the run that issued these tasks. A commit of another run is ignored: see `is_of_run`.
+        owner: Name of the worker that owns the partition.
     """
 
-    def __init__(self, committed_offset: int, metadata: str = "", run_id: str = "") -> None:
-        self._run_id = run_id
+    def __init__(self, committed_offset: int, metadata: str = "", run_id: str = "", owner: str = "") -> None:
+        self._run_id, self._mark = run_id, f"{zlib.crc32(owner.encode()):08x}" if owner else ""
         is_ours = is_of_run(metadata, run_id)
         self._next = max(committed_offset, 0) if is_ours else 0
         self._base = self._next
@@ -127,11 +130,11 @@ class TaskLedger:
         return ranges
 
     def _encode(self, done: Iterable[Range], started: Iterable[tuple[int, int]]) -> str:
-        """`{"done": "3-7,9", "started": "0:1,4:2", "run": "…"}`, offsets counted from the committed one."""
+        """`{"done": "3-7,9", "started": "0:1,4:2", "run": "…", "by": "…"}`, offsets counted from the committed one."""
         base = self._base
         ranges = ",".join(f"{begin - base}-{end - base}" if end > begin else f"{begin - base}" for begin, end in done)
         counts = ",".join(f"{offset - base}:{count}" for offset, count in started)
-        found = {"done": ranges, "started": counts, "run": self._run_id}
+        found = {"done": ranges, "started": counts, "run": self._run_id, "by": self._mark}
         found = {name: text for name, text in found.items() if text}
         return json.dumps(found, separators=(",", ":")) if found else ""
 
@@ -148,6 +151,16 @@ def is_of_run(metadata: str, run_id: str) -> bool:
     except (ValueError, RecursionError):
         return True
     return not isinstance(found, dict) or found.get("run", run_id) == run_id
+
+
+def read_owner(metadata: str) -> str:
+    """Return the mark of the worker that made a commit; empty for another program's, or an older build's."""
+    try:
+        found = json.loads(metadata) if metadata else {}
+    except (ValueError, RecursionError):
+        return ""
+    mark = found.get("by", "") if isinstance(found, dict) else ""
+    return mark if isinstance(mark, str) else ""
 
 
 def _decode(base: int, metadata: str) -> tuple[set[int], dict[int, int]]:

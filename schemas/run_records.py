@@ -106,6 +106,18 @@ class WorkerStatus:
     """Workflow that it plays."""
     region: str = ""
     """Region of the worker."""
+    kind: str = ""
+    """Kind of the worker, as it was started with; empty for none."""
+    engine: str = ""
+    """What generates its tokens, as recipes name it; empty for a trainer."""
+    device: str = ""
+    """Device of an engine in the worker's process, such as `cuda:1`; empty if it is not known."""
+    dtype: str = ""
+    """Type of the numbers that the engine computes with; empty if it is not known."""
+    policies: tuple[str, ...] = ()
+    """Policies that it serves: those of its workflow."""
+    slots: int = 0
+    """Most episodes that it runs at once."""
     state: str = ""
     """starting | waiting | rolling | behind | draining | stopped."""
     detail: str = ""

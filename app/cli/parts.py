@@ -30,6 +30,9 @@ def rollout(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests in the engine at once; default: the recipe's.")
     ] = None,
+    kind: Annotated[
+        str, typer.Option(metavar="NAME", help="Kind of this worker, to which the recipe may pin work; default: none.")
+    ] = "",
 ) -> None:
     """Play tasks and produce trajectories; start workers at any time, on any machine, at most one per partition.
 
@@ -37,7 +40,7 @@ def rollout(
     """
     from headrace.producers.rollout.worker import main
 
-    main(run, workflow, name, region, concurrency)
+    main(run, workflow, name, region, concurrency, kind)
 
 
 def relay(run: RunOption, region: RegionOption) -> None:

@@ -79,7 +79,8 @@ def begin_or_join(  # noqa: PLR0913 - settings, each given by its name
     address = RunAddress(servers.connection, recipe.name)
     first = read_first_revision(address)
     if not servers.has_embedded_kafka:
-        refuse_unfit(address.connection, find_needs(recipe, read_topic_specs(first, recipe)))
+        wanted = find_needs(recipe, read_topic_specs(first, recipe))
+        refuse_unfit(address.connection, wanted, lambda words: say(f"[yellow]{escape(words)}[/]"))
         refuse_held(address, hold(address))
     elif first is not None:  # an embedded broker always fits; only its topics may have been changed
         refuse_unfit(address.connection, Wanted(read_topic_specs(first, recipe)))

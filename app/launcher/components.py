@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from headrace.app.launcher import fork_imports
 from headrace.infra.process.child_life import Child
 from headrace.infra.process.child_process import PYTHON
+from headrace.infra.recipe.kinds import list_kinds
 from headrace.infra.recipe.pools import CURATE, ROLLOUT, count_pools
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.topics import policy_of, variant_of
@@ -67,26 +69,47 @@ def list_components(
             children.append(
                 make_child(f"train-{policy_variant}", *words, imports=imports, torch_processes=trainer.processes)
             )
-    imports = fork_imports.list_worker_imports(recipe)
     children += [
-        make_child(name, "rollout", "--workflow", workflow, "--name", name, imports=imports, torch_processes=1)
-        for workflow in recipe.workflows
-        for name in (f"{ROLLOUT}{workflow}-{n}" for n in range(counts[f"{ROLLOUT}{workflow}"]))
-    ]
-    children += [
-        make_child(name, *words, imports=imports, torch_processes=1, address=there)
-        for region, there in regions.items()
-        for name, words in _list_region_workers(recipe, region)
+        make_child(
+            worker.name,
+            *worker.list_words(),
+            imports=fork_imports.list_worker_imports(recipe.rollout_of(worker.kind)),
+            torch_processes=1,
+            address=regions.get(worker.region, address),
+        )
+        for worker in (*_list_workers(recipe, counts), *_list_region_workers(recipe, regions))
     ]
     return children
 
 
-def _list_region_workers(recipe: Recipe, region: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield name and command-line words of each worker that is started in a region."""
+class _Worker(NamedTuple):
+    name: str
+    workflow: str
+    kind: str
+    region: str = ""
+
+    def list_words(self) -> tuple[str, ...]:
+        """Return the command line, after the program's name."""
+        options = (("--workflow", self.workflow), ("--region", self.region), ("--name", self.name))
+        given = [word for option in (*options, ("--kind", self.kind)) if option[1] for word in option]
+        return "rollout", *given
+
+
+def _list_workers(recipe: Recipe, counts: Mapping[str, int]) -> Iterator[_Worker]:
+    """Yield the workers at home; evaluations that are pinned to another kind than their workflow need one more."""
     for workflow in recipe.workflows:
-        for n in range(recipe.regions[region].workers):
-            name = f"{ROLLOUT}{workflow}-{region}-{n}"
-            yield name, ("rollout", "--workflow", workflow, "--region", region, "--name", name)
+        name, (kind, *others) = f"{ROLLOUT}{workflow}", list_kinds(recipe, workflow)
+        for n in range(counts[name]):
+            yield _Worker(f"{name}-{n}", workflow, kind)
+        for other in others if recipe.launch.workers else ():
+            yield _Worker(f"{name}-evaluations", workflow, other)
+
+
+def _list_region_workers(recipe: Recipe, regions: Iterable[str]) -> Iterator[_Worker]:
+    for region in regions:
+        for workflow in recipe.workflows:
+            for n in range(recipe.regions[region].workers):
+                yield _Worker(f"{ROLLOUT}{workflow}-{region}-{n}", workflow, list_kinds(recipe, workflow)[0], region)
 
 
 def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
@@ -97,7 +120,11 @@ def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
         *(("curate", *options) for _, options in trained),
         *([("evaluate",)] if recipe.evaluate.every else []),
         *(("train", *options) for policy_variant, options in trained if recipe.trainer_of(policy_variant).processes),
-        *(("rollout", "--workflow", workflow) for workflow in recipe.workflows),
+        *(
+            _Worker("", workflow, kind).list_words()
+            for workflow in recipe.workflows
+            for kind in list_kinds(recipe, workflow)
+        ),
     ]
 
 

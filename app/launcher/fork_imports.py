@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the command line asks for ALL before it has imported anything that takes time
-    from headrace.infra.recipe.settings import Recipe, TrainerSettings
+    from headrace.infra.recipe.settings import Rollout, TrainerSettings
 
 FORKED_DEVICE = "cpu"
 """The only device of components that may be forked: a fork may inherit CUDA state, which would not work."""
@@ -34,8 +34,8 @@ def list_trainer_imports(trainer: TrainerSettings) -> tuple[str, ...]:
     return TRAIN if trainer.processes == 1 and trainer.device == FORKED_DEVICE else ()
 
 
-def list_worker_imports(recipe: Recipe) -> tuple[str, ...]:
+def list_worker_imports(rollout: Rollout) -> tuple[str, ...]:
     """Return a rollout worker's imports; none if it is not forked: on CUDA. A user's engine has its own imports."""
-    if recipe.rollout.device != FORKED_DEVICE:
+    if rollout.device != FORKED_DEVICE:
         return ()
-    return ROLLOUT_WITH_TORCH if recipe.rollout.engine.use == "torch" else ROLLOUT
+    return ROLLOUT_WITH_TORCH if rollout.engine.use == "torch" else ROLLOUT

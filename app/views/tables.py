@@ -35,6 +35,8 @@ MOST_ERRORS = 8
 
 def status_table(status: Status) -> RenderableType:
     """Return what `headrace status` shows."""
+    from headrace.ops.figures.workers import describe_kinds
+
     found = status.figures
     table = make_facts()
     ended = f" ({found.ended})" if found.ended else ""
@@ -62,11 +64,13 @@ def status_table(status: Status) -> RenderableType:
     for policy, weights in found.weights.items():
         if weights.published:
             table.add_row("weights", Text(f"{policy}: {describe_weights(weights)}"))
+    kinds = describe_kinds(found.workers)
     for worker, gone in zip(found.workers, status.gone, strict=True):
         made = f", {worker.tokens:,} tokens since it started" if worker.tokens else ""
         detail = f" ({worker.detail})" if worker.detail else ""
         state = _describe_lost(worker) if gone else worker.state
-        table.add_row("worker", Text(f"{worker.worker} {state}{detail}{made}"))
+        kind = f" · {kinds[worker.worker]}" if worker.worker in kinds else ""
+        table.add_row("worker", Text(f"{worker.worker} {state}{detail}{made}{kind}"))
     return table
 
 

@@ -23,6 +23,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ledger.liveness import is_alive
 from headrace.ops.figures.pulse import PolicyPulse, Pulse, Rates
 from headrace.ops.figures.run_figures import RunFigures
+from headrace.ops.figures.workers import describe_kinds
 from headrace.schemas.episode_errors import TOOL_ERROR, describe_error
 from headrace.schemas.records import EvalResult
 from headrace.trainers.health import findings
@@ -245,6 +246,7 @@ def _describe_lag(moment: Moment) -> str:
 
 def _describe_workers(moment: Moment) -> str:
     here = [worker for worker in moment.figures.workers if is_alive(worker, moment.now_ms)]
+    kinds = describe_kinds(here)
     words = [
         f"{worker.worker} {worker.state}"
         + (
@@ -252,6 +254,7 @@ def _describe_workers(moment: Moment) -> str:
             if worker.detail
             else f", {worker.groups_done:,} {inflect(worker.groups_done, 'group')}"
         )
+        + (f" · {kinds[worker.worker]}" if worker.worker in kinds else "")
         for worker in here[:SHORTEN_WORKERS]
     ]
     if len(here) > SHORTEN_WORKERS:

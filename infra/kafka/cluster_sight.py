@@ -5,6 +5,7 @@ Data that cannot be read is None, with the reason in `refused`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,6 +81,8 @@ class SeenCluster:
     """Missing or hidden topics, with operations that this client certainly may not do on them."""
     unmakeable: Mapping[str, str] = field(default_factory=dict)
     """Missing topics that cannot be created, and why, if not for lack of a right."""
+    round_trip_s: float = 0.0
+    """Seconds of a request over a connection that was there; 0 if none was measured."""
 
 
 def look_at_cluster(
@@ -96,7 +99,9 @@ def look_at_cluster(
     brokers = look_at_advertised(connection)
     if any(broker.error for broker in brokers):  # every further request would wait for it
         return SeenCluster(connection.bootstrap, brokers)
+    began_s = time.monotonic()
     listed = fetch_topics(connection, REQUEST_S)
+    round_trip_s = time.monotonic() - began_s
     look = _Look(connection)
     broker = str(next(iter(listed.brokers), 0))
     own = [spec.name for spec in topics if spec.name in listed.topics]
@@ -117,7 +122,9 @@ def look_at_cluster(
     if transactional_id:
         look.ask("transactions", lambda: _try_transaction(connection, transactional_id))
     settings = look.fetch_configs("settings", ResourceType.BROKER, [broker])[broker]
-    return SeenCluster(connection.bootstrap, brokers, settings, found, seen, look.refused, forbidden, unmakeable)
+    return SeenCluster(
+        connection.bootstrap, brokers, settings, found, seen, look.refused, forbidden, unmakeable, round_trip_s
+    )
 
 
 def _try_transaction(connection: Connection, transactional_id: str) -> None:

@@ -17,7 +17,8 @@ from blake3 import blake3
 
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.plug_ins import is_own, source_paths_of
-from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.schemas.records import RecipeRevision
 
 SHOWN_DIGITS = 12
@@ -96,12 +97,12 @@ def _list_files(located: Iterable[Path]) -> list[tuple[str, Path]]:
 # ------------------------------------------------------------------------------------------ what names them in a recipe
 
 
-def rollout_plug_ins(recipe: Recipe, workflow: str) -> tuple[str, ...]:
+def rollout_plug_ins(recipe: Recipe, workflow: str, kind: str = "") -> tuple[str, ...]:
     """Return the plug-ins that a rollout worker loads: environment, workflow, engine; none for another recipe."""
     wanted = recipe.workflows.get(workflow)
     if wanted is None:
         return ()
-    return _keep_own([*_find_mixed(wanted.env), wanted.workflow.use, recipe.rollout.engine.use])
+    return _keep_own([*_find_mixed(wanted.env), wanted.workflow.use, recipe.rollout_of(kind).engine.use])
 
 
 def feeder_plug_ins(recipe: Recipe) -> tuple[str, ...]:
@@ -124,7 +125,12 @@ def trainer_plug_ins(settings: TrainerSettings) -> tuple[str, ...]:
 
 def all_plug_ins(recipe: Recipe) -> tuple[str, ...]:
     """Return every plug-in that a recipe names, each once."""
-    by_workflow = (name for workflow in recipe.workflows for name in rollout_plug_ins(recipe, workflow))
+    by_workflow = (
+        name
+        for workflow in recipe.workflows
+        for kind in ("", *recipe.kinds)
+        for name in rollout_plug_ins(recipe, workflow, kind)
+    )
     by_variant = (
         name
         for one in recipe.policy_variants

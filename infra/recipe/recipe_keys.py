@@ -11,7 +11,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from headrace.infra.recipe import server_settings, settings
-from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.schemas.field_texts import read_field_texts
 
 

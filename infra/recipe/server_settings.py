@@ -1,4 +1,4 @@
-"""The sections of a recipe that name its servers and processes: `[kafka]`, `[store]`, `[regions]`, `[launch]`."""
+"""The sections of a recipe that name its servers and processes: Kafka, store, regions, kinds of workers, launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from headrace.infra.kafka.bootstrap import Bootstrap
-from headrace.infra.recipe.table import MOST_PARTITIONS, MOST_PROCESSES, Settings
+from headrace.infra.recipe.table import MOST_PARTITIONS, MOST_PROCESSES, Named, Settings
 from headrace.infra.store.endpoint import BucketName, Endpoint, split_scheme
 
 
@@ -73,6 +73,19 @@ class Region(Settings):
     lost_after_s: float = Field(600.0, gt=0)
     """Seconds without any group from the region, while it has open tasks, after which these tasks are issued again at
     home. Answers that still come later are dropped as repetitions."""
+
+
+class Kind(Settings):
+    """A kind of rollout workers that differ from `[rollout]` in these keys (`docs/fleet.md`)."""
+
+    engine: Named | None = None
+    """As `rollout.engine`, which is the default."""
+    device: str = ""
+    """As `rollout.device`, which is the default."""
+    concurrency: int = Field(0, ge=0, le=1_000_000)
+    """As `rollout.concurrency`; 0: equal to it."""
+    episodes: int = Field(0, ge=0, le=1_000_000)
+    """As `rollout.episodes`; 0: equal to it."""
 
 
 class Launch(Settings):

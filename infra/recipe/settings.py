@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_serializer,
@@ -22,34 +20,11 @@ from pydantic import (
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.recipe_paths import find_path
-from headrace.infra.recipe.server_settings import Kafka, Launch, Region, Store
-from headrace.infra.recipe.table import MOST_PROCESSES, RunName, Settings, Temperature
+from headrace.infra.recipe.server_settings import Kafka, Kind, Launch, Region, Store
+from headrace.infra.recipe.table import MOST_PROCESSES, Named, RunName, Settings, Temperature
 from headrace.schemas.topics import Topics, TopicSpec, check_name, policy_of, policy_variant_of, stream_of, variant_of
 
 MOST_STATE_PARTITIONS = 64
-
-
-class Named(BaseModel):
-    """What a recipe names, with its settings: `{ use = "max_staleness", limit = 2 }`, or only the name."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
-
-    use: str
-    """Name of a shipped one, or `package.module:Name`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _parse_bare_name(cls, value: Any) -> Any:
-        return {"use": value} if isinstance(value, str) else value
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All keys beside `use`."""
-        return dict(self.model_extra or {})
-
-    def describe(self) -> str:
-        """Return name and settings in one line: `pods m=4`."""
-        return " ".join([self.use, *(f"{name}={value}" for name, value in self.settings.items())])
 
 
 def _wrap_single(value: Any) -> Any:
@@ -138,6 +113,8 @@ class Workflow(Settings):
     `{ use = "tools", max_turns = 4 }`."""
     policies: dict[str, str]
     """The policy that plays each role of the workflow, as role = policy: `{ solver = "solver" }`."""
+    kind: str = ""
+    """Only workers of this kind play the workflow (`docs/fleet.md`); by default all may."""
 
     @field_validator("policies")
     @classmethod
@@ -393,6 +370,8 @@ class Evaluate(Settings):
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Share of the probability that nucleus sampling keeps."""
+    kind: str = ""
+    """Only workers of this kind play evaluations; by default those that may play the workflow."""
 
     @property
     def played_samples(self) -> int:
@@ -416,6 +395,8 @@ class Recipe(Settings):
     """Workflows by name."""
     rollout: Rollout = Rollout()
     """How workers generate."""
+    kinds: dict[str, Kind] = Field(default_factory=dict)
+    """Kinds of workers by name. Give a worker's kind by `headrace rollout --kind NAME`."""
     feed: Feed = Feed()
     """Which tasks are issued."""
     curate: Curate = Curate()
@@ -522,6 +503,15 @@ class Recipe(Settings):
             task_partitions=self.task_partitions,
             state_partitions=state_partitions,
         )
+
+    def rollout_of(self, kind: str) -> Rollout:
+        """Return `[rollout]` as it holds for workers of a kind; a kind without a table has no keys of its own."""
+        own = self.kinds.get(kind, Kind())
+        return self.rollout.model_copy(update={name: value for name, value in own if value})
+
+    def kind_of(self, workflow: str, *, evaluation: bool = False) -> str:
+        """Return the kind of workers that may play a workflow, or its evaluations; empty if all may."""
+        return (self.evaluate.kind if evaluation else "") or self.workflows[workflow].kind
 
     @property
     def topics(self) -> Topics:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from headrace.infra.recipe import settings
 from headrace.infra.recipe.recipe_keys import read_settings_texts
-from headrace.infra.recipe.table import Settings
+from headrace.infra.recipe.table import Named, Settings
 
 SETTINGS_PAGE = Path("docs") / "settings.md"
 HEAD = """\
@@ -91,7 +91,7 @@ def _name_type(kind: Any) -> str:
     elif origin is dict:
         found = "table" if parts[1] is Any else f"table of {_name_type(parts[1])}s"
     else:
-        found = "name" if issubclass(kind, settings.Named) else "table"
+        found = "name" if issubclass(kind, Named) else "table"
     return found
 
 
@@ -101,10 +101,10 @@ def _describe_default(field: FieldInfo) -> str:
         return "required"
     if value is None or value in ("", (), {}) or isinstance(value, Settings):
         return ""
-    if isinstance(value, tuple) and isinstance(value[0], settings.Named):
+    if isinstance(value, tuple) and isinstance(value[0], Named):
         names = [one.use for one in value]
         value = names if len(names) > 1 else names[0]
-    return f"`{json.dumps(value.use if isinstance(value, settings.Named) else value)}`"
+    return f"`{json.dumps(value.use if isinstance(value, Named) else value)}`"
 
 
 def _flatten(text: str) -> str:

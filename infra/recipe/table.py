@@ -1,4 +1,4 @@
-"""Base of a recipe's tables, and common value types: numbers, temperatures, the name of a run."""
+"""Base of a recipe's tables, and common values: numbers, temperatures, the name of a run, what is named."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 
 from headrace.schemas.topics import check_name
@@ -54,3 +55,26 @@ Temperature: TypeAlias = Annotated[float, Field(ge=0, le=MOST_TEMPERATURE), Afte
 """A sampling temperature, or 0 for the likeliest token."""
 RunName: TypeAlias = Annotated[str, AfterValidator(lambda name: check_name("run", name))]
 """A name that can be part of topic names."""
+
+
+class Named(BaseModel):
+    """What a recipe names, with its settings: `{ use = "max_staleness", limit = 2 }`, or only the name."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+
+    use: str
+    """Name of a shipped one, or `package.module:Name`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_bare_name(cls, value: Any) -> Any:
+        return {"use": value} if isinstance(value, str) else value
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All keys beside `use`."""
+        return dict(self.model_extra or {})
+
+    def describe(self) -> str:
+        """Return name and settings in one line: `pods m=4`."""
+        return " ".join([self.use, *(f"{name}={value}" for name, value in self.settings.items())])

@@ -23,11 +23,18 @@ from headrace.ops.figures.group_counts import Issued, count_policies, read_feede
 from headrace.ops.figures.late_versions import describe_longest_pause
 from headrace.ops.figures.revision_figures import find_span, list_revisions
 from headrace.ops.figures.reward_figures import Rewards
-from headrace.ops.figures.run_figures import GroupCounts, RunFigures, RunState, ShadowFigures
+from headrace.ops.figures.run_figures import (
+    NO_WORKER_OF_KIND,
+    Advice,
+    GroupCounts,
+    RunFigures,
+    RunState,
+    ShadowFigures,
+)
 from headrace.ops.figures.standstill import Seen, Standstill, Surroundings, describe_discards, standstill
 from headrace.ops.figures.version_figures import Versions
 from headrace.ops.figures.weights_figures import find_weights_figures
-from headrace.ops.figures.workers import list_workers
+from headrace.ops.figures.workers import list_missing_kinds, list_workers
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import eval_stream, policy_of
 
@@ -120,8 +127,23 @@ class Figures:
             shadows={one: _find_shadow(versions, one, counts[one]) for one in self.recipe.shadow_variants},
             answers={policy: means for policy, means in answers.items() if means is not None},
             errors=list_errors(ledger),
-            advice=() if ended else Advisor(ledger).advice(self.recipe.rollout.max_tokens, curves, rewards.evals),
+            advice=()
+            if ended
+            else (
+                *self._find_missing_kinds(workers, now_ms),
+                *Advisor(ledger).advice(self.recipe.rollout.max_tokens, curves, rewards.evals),
+            ),
         )
+
+    def _find_missing_kinds(self, workers: Sequence[WorkerStatus], now_ms: int) -> list[Advice]:
+        """Return what waits for a worker of a kind; nothing before the run's first worker."""
+        found = list_missing_kinds(self.recipe, workers, now_ms) if workers else ()
+        return [
+            Advice(
+                self.recipe.policies_of(stream.removeprefix(eval_stream("")))[0], NO_WORKER_OF_KIND, sentence, stream
+            )
+            for stream, sentence in found
+        ]
 
     def _find_state(self, ended: str, workers: Sequence[WorkerStatus], has_open_groups: bool, now_ms: int) -> RunState:
         is_played = any(is_alive(worker, now_ms) for worker in workers)

@@ -18,6 +18,8 @@ MOST_ENTRIES_SHOWN = 16
 
 MANY_FAILED = "many_failed"
 """Name of the advice that many episodes fail."""
+NO_WORKER_OF_KIND = "no_worker_of_kind"
+"""Name of the advice that pinned work waits for a worker."""
 RunState: TypeAlias = Literal["running", "finished", "stopped"]
 
 

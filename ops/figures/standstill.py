@@ -270,8 +270,9 @@ class _Stand:
         frozen = [f"process {one.pid} of {name} exists, but may be frozen" for name, one in own.items() if one.pid]
         short = "; ".join([f"no worker is alive{seen}", *frozen[:SHOWN_WORKERS]]) + self._describe_trouble(*names)
         which = f" --workflow {streams[0]}" if len(self.seen.recipe.workflows) > 1 else ""
+        kind = self.seen.recipe.kind_of(streams[0])
         by_up = f"`headrace scale rollout=N{which}` or " if self.around.began_ms else ""
-        start = f"start workers by {by_up}`headrace rollout{which} --run ADDRESS`"
+        start = f"start workers by {by_up}`headrace rollout{which}{f' --kind {kind}' if kind else ''} --run ADDRESS`"
         if self.around.processes and not own:
             pauses = "the run pauses, and continues when a worker starts"
             return _Cause("no_worker", f"{short}, and `headrace up` runs none", pauses, start)

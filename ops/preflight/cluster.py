@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.infra.errors import HeadraceError, UsageError
@@ -35,6 +35,9 @@ BROKERS_NAME = {
 }
 """Setting of a topic to the brokers' setting that a new topic gets its value from."""
 CLUSTER_PATIENCE_S = 10.0
+ROUND_TRIP = "round trip"
+SLOW_S = 0.1
+"""Seconds of a request from which a run is slow: each turn of a component waits for several."""
 RIGHTS = frozenset({"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS", "CREATE"})
 """Rights that the parts of a run need together on every topic; CREATE only for a topic that does not exist yet."""
 REPLICATED = (
@@ -93,6 +96,7 @@ def check_cluster(seen: SeenCluster, wanted: Wanted, user: str = "NAME") -> list
         _check_topics(seen, wanted),
         *_check_rights(seen, wanted, user),
         _check_groups(seen),
+        _check_round_trip(seen),
     ]
 
 
@@ -112,6 +116,17 @@ def _check_version(seen: SeenCluster, user: str) -> Finding:
     if (protocol := seen.settings.get("inter.broker.protocol.version")) is not None:  # brokers have none from 4.0 on
         return Finding("version", ok=False, detail=f"the brokers must be of Kafka 4.0 or newer; they are of {protocol}")
     return Finding("version", ok=True, detail="4.0 or newer")
+
+
+def _check_round_trip(seen: SeenCluster) -> Finding:
+    took = f"a request takes {seen.round_trip_s * 1000:.0f} ms"
+    if seen.round_trip_s < SLOW_S:
+        return Finding(ROUND_TRIP, ok=True, detail=took)
+    detail = (
+        f"{took}, and each turn of a component waits for several: start feeder, curators and trainers near Kafka, and "
+        "put workers that are far from it into a region (docs/regions.md)"
+    )
+    return Finding(ROUND_TRIP, ok=True, detail=detail, is_note=True)
 
 
 def _check_group_protocol(seen: SeenCluster) -> Finding:
@@ -172,7 +187,9 @@ def _check_topics(seen: SeenCluster, wanted: Wanted) -> Finding:
 
 
 def _find_wrong_defaults(settings: Mapping[str, str], to_be_made: Sequence[TopicSpec]) -> Iterator[str]:
-    """Yield the brokers' settings with which new topics would refuse ordinary records."""
+    """Yield the brokers' settings with which new topics would refuse ordinary records, or old ones grow for ever."""
+    if settings.get("log.cleaner.enable") == "false":
+        yield "the brokers have log.cleaner.enable=false, so compacted topics grow for ever: set it to true"
     for key, least in LEAST.items():
         name = BROKERS_NAME[key]
         taking = [spec.name for spec in to_be_made if key not in spec.config]
@@ -325,9 +342,16 @@ def examine_servers(recipe: Recipe) -> Iterator[Finding]:
         yield Finding("addresses", ok=False, detail=str(error))
 
 
-def refuse_unfit(connection: Connection, wanted: Wanted) -> None:
-    """Raise ClusterUnfit with all that is wrong with a cluster, a line for each check."""
-    lacking = [finding for finding in examine_cluster(connection, wanted) if not finding.ok]
+def refuse_unfit(connection: Connection, wanted: Wanted, warn: Callable[[str], object] = lambda _: None) -> None:
+    """Raise ClusterUnfit with all that is wrong with a cluster, a line for each check.
+
+    `warn` gets the sentence that the cluster is slow, if it is.
+    """
+    found = examine_cluster(connection, wanted)
+    for finding in found:
+        if finding.what == ROUND_TRIP and finding.is_note:
+            warn(f"Kafka at {connection.bootstrap}: {finding.detail}")
+    lacking = [finding for finding in found if not finding.ok]
     if lacking:
         lines = "\n".join(f"  {finding.what}: {finding.detail}" for finding in lacking)
         raise ClusterUnfit(f"the Kafka cluster at {connection.bootstrap} cannot be used for this run:\n{lines}")

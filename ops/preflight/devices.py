@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from headrace.infra.process.child_process import PYTHON
+from headrace.infra.recipe.kinds import list_started_kinds
 from headrace.infra.recipe.settings import Recipe
 from headrace.ops.preflight.contract import Asked, Fault
 
@@ -85,9 +86,11 @@ def examine_devices(asked: Asked) -> list[Fault]:
 
 def find_devices(recipe: Recipe) -> tuple[WantedDevice, ...]:
     """Return the devices, other than the CPU, that the processes of `headrace up` use."""
-    found = []
-    if recipe.launch.workers and recipe.rollout.engine.use == TORCH:
-        found.append(WantedDevice("rollout.device", recipe.rollout.device))
+    found = [
+        WantedDevice(f"rollout.device{f' of kind {kind}' if kind else ''}", rollout.device)
+        for kind in list_started_kinds(recipe)
+        if (rollout := recipe.rollout_of(kind)).engine.use == TORCH
+    ]
     for policy_variant in recipe.policy_variants:
         trainer = recipe.trainer_of(policy_variant)
         if trainer.processes:

@@ -25,6 +25,7 @@ from headrace.infra.environment import temporary_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.inflection import inflect
 from headrace.infra.kafka.client_settings import merge_client_settings
+from headrace.infra.recipe.kinds import list_started_kinds
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.settings import Lora, Policy, TrainerSettings
 from headrace.ops.preflight.contract import Asked, Fault, collect_faults, find_faults
@@ -205,10 +206,9 @@ def _check_processes(policy: str, trainer: TrainerSettings, lora: Lora | None) -
 
 def examine_own_engine(asked: Asked) -> list[Fault]:
     """Check that the user's own engine can be imported: only a machine with rollout workers needs it."""
-    name = asked.recipe.rollout.engine.use
-    if not asked.recipe.launch.workers or ":" not in name:
-        return []
-    return find_faults(lambda: find_named("rollout.engine", name, {}))
+    engines = {asked.recipe.rollout_of(kind).engine.use for kind in list_started_kinds(asked.recipe)}
+    own = sorted(name for name in engines if ":" in name)
+    return [fault for name in own for fault in find_faults(partial(find_named, "rollout.engine", name, {}))]
 
 
 def examine_boxes(asked: Asked) -> list[Fault]:
@@ -221,18 +221,22 @@ def examine_boxes(asked: Asked) -> list[Fault]:
 
 def examine_partitions(asked: Asked) -> list[Fault]:
     """Doubt processes that would idle, because each needs a partition of its own."""
-    launch, kafka = asked.recipe.launch, asked.recipe.kafka
+    launch, kafka, regions = asked.recipe.launch, asked.recipe.kafka, asked.recipe.regions
     of_tasks = "task_partitions" if kafka.task_partitions else "partitions"
+    workers = {"launch": launch.workers, **{f"regions.{name}": one.workers for name, one in regions.items()}}
     return [
         Fault(
-            f"launch.{what} is {count}, but kafka.{key} is {there}: {count - there} of the {what} "
+            f"{table}.{what} is {count}, but kafka.{key} is {there}: {count - there} of the {what} "
             f"{inflect(count - there, 'gets', 'get')} no {gets}. Start fewer, or set kafka.{to_raise} to {count} or "
             "more; the key is fixed once the run has begun",
             is_doubt=True,
         )
-        for what, count, gets, key, there, to_raise in (
-            ("workers", launch.workers, "task", of_tasks, asked.recipe.task_partitions, "task_partitions"),
-            ("curators", launch.curators, "group", "partitions", kafka.partitions, "partitions"),
+        for table, what, count, gets, key, there, to_raise in (
+            *(
+                (table, "workers", count, "task", of_tasks, asked.recipe.task_partitions, "task_partitions")
+                for table, count in workers.items()
+            ),
+            ("launch", "curators", launch.curators, "group", "partitions", kafka.partitions, "partitions"),
         )
         if count > there
     ]

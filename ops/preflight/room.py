@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.infra.errors import HeadraceError
+from headrace.infra.recipe.kinds import list_kinds
 from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.weights.model_config import EXPERT_COUNTS, read_config
 from headrace.ops.preflight.contract import Asked, Fault
@@ -100,7 +101,7 @@ def _derive_parameters(text: Mapping[str, Any]) -> int:
 def list_memory_needs(recipe: Recipe, sizes: Mapping[str, ModelSize]) -> list[Need]:
     """Return the least memory of the trainers and rollout workers that `headrace up` starts, by device."""
     needs = [need for one in recipe.policy_variants for need in _list_trainer_needs(recipe, one, sizes)]
-    if recipe.rollout.engine.use == TORCH and recipe.launch.workers:
+    if recipe.launch.workers:
         for workflow in recipe.workflows:
             known = [sizes[policy] for policy in recipe.policies_of(workflow) if policy in sizes]
             needs += _list_engine_needs(recipe, workflow, known)
@@ -125,7 +126,9 @@ def _list_trainer_needs(recipe: Recipe, policy_variant: str, sizes: Mapping[str,
 
 
 def _list_engine_needs(recipe: Recipe, workflow: str, sizes: Sequence[ModelSize]) -> Iterator[Need]:
-    rollout, workers = recipe.rollout, recipe.launch.workers
+    rollout, workers = recipe.rollout_of(list_kinds(recipe, workflow)[0]), recipe.launch.workers
+    if rollout.engine.use != TORCH:
+        return
     device, who = _name_device(rollout.device), f"rollout of {workflow}"
     weights = sum(size.parameters for size in sizes) * FP32_BYTES * workers
     yield Need(device, who, "weights", weights, all(size.is_exact for size in sizes))

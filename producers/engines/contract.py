@@ -95,6 +95,8 @@ class Capabilities:
     """Whether `generate` takes `session`: requests with the same session share a prefix and go to the same server."""
     is_seeded: bool = True
     """Whether the same request with the same seed gives the same tokens."""
+    dtype: str = ""
+    """Type of the numbers that it computes with, for people; empty if it is not known."""
 
 
 def capabilities_of(engine: Engine) -> Capabilities:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_settings, find_named
-from headrace.infra.recipe.settings import Named, Recipe, Rollout
+from headrace.infra.recipe.settings import Recipe, Rollout
+from headrace.infra.recipe.table import Named
 from headrace.infra.weights.files import ADAPTER_CONFIG
 from headrace.producers.engines.contract import Engine, EngineError
 
@@ -104,6 +105,8 @@ def find_kind(name: str) -> ServerKind:
 
 SERVED = ("sglang", "vllm")
 """Engines that use servers."""
+WITHOUT_DEVICE = (*SERVED, "scripted")
+"""Engines that do not compute on `rollout.device`."""
 ENGINES: dict[str, OpenEngine] = {"torch": open_torch, "scripted": open_scripted, **dict.fromkeys(SERVED, open_served)}
 """Name to the function that opens it."""
 READ_BY_SCRIPTED = ("scripted", "mixture")
@@ -121,11 +124,21 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Check the shipped engine that a recipe names, before anything is started.
+    """Check the shipped engines that a recipe names, for all workers and for kinds of them, before anything is started.
 
     Raises UsageError for an unknown name, for settings that the engine does not take, and if the engine without a model
     would get questions that it cannot read.
     """
+    _check_engine_of_rollout(recipe)
+    for name, kind in recipe.kinds.items():
+        if kind.engine is not None:
+            try:
+                _check_engine_of_rollout(recipe.model_copy(update={"rollout": recipe.rollout_of(name)}))
+            except UsageError as error:
+                raise UsageError(f"kinds.{name}: {error}") from error
+
+
+def _check_engine_of_rollout(recipe: Recipe) -> None:
     engine = recipe.rollout.engine
     if ":" in engine.use:
         return

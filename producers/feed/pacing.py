@@ -77,6 +77,10 @@ class Pacing:
         self._turn = 0
         self._open: Counter[str] = Counter()
         self._outstanding = {stream: [0] * partitions for stream in policies_of}
+        self.owners: dict[str, dict[int, str]] = {}
+        """Stream to partition to a mark of the worker that has committed it last, as far as they are known."""
+        self._chosen: dict[str, int] = {}
+        """Stream to the partition of its newest task."""
         self.answers = Counter[str]()
         """Stream to the number of groups that have passed the curator in this process."""
 
@@ -137,7 +141,7 @@ class Pacing:
     # ---------------------------------------------------------------------------------------------------------- events
 
     def issue(self, stream: str, index: int, tier: str) -> tuple[int, OpenTask]:
-        """Give the next number to a problem, on the partition with the fewest outstanding numbers."""
+        """Give the next number to a problem, on a partition of the worker with the fewest outstanding numbers."""
         number, policies = self.next[stream], self.policies_of[stream]
         task = OpenTask(index, tier, self._find_least_loaded(stream), unacknowledged=set(policies), open=set(policies))
         self.next[stream] = number + 1
@@ -270,8 +274,21 @@ class Pacing:
         return news
 
     def _find_least_loaded(self, stream: str) -> int:
-        waiting = self._outstanding[stream]
-        return waiting.index(min(waiting))
+        """Return a partition of the worker with the fewest outstanding numbers, and of its partitions the least loaded.
+
+        So a worker's share does not depend on how many partitions it has. A partition counts as a worker of its own
+        until its owner is known. Of equal partitions it is the next after the last one chosen.
+        """
+        waiting, owners = self._outstanding[stream], self.owners.get(stream, {})
+        workers = [owners.get(partition) or partition for partition in range(len(waiting))]
+        load: Counter[str | int] = Counter()
+        for worker, count in zip(workers, waiting, strict=True):
+            load[worker] += count
+        after = self._chosen.get(stream, -1) + 1
+        keys = [(load[worker], waiting[p], (p - after) % len(waiting)) for p, worker in enumerate(workers)]
+        found = keys.index(min(keys))
+        self._chosen[stream] = found
+        return found
 
     def _keep(self, group: GroupId, task: OpenTask) -> None:
         self.table.note_change(group)

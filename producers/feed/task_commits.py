@@ -15,7 +15,7 @@ from headrace.infra.run.run import Run
 from headrace.producers.feed.evaluator_progress import EvaluatorProgress, read_progress
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.overdue import OverdueNumbers, Passed
-from headrace.producers.task_ledger import is_of_run
+from headrace.producers.task_ledger import is_of_run, read_owner
 from headrace.schemas.ids import GroupId
 from headrace.schemas.topics import eval_stream, is_eval, region_of
 
@@ -51,7 +51,7 @@ class TaskCommits:
                 partition_id: offset
                 for stream in state.sources
                 if not region_of(stream)  # their workers commit in the region
-                for partition_id, offset in self._fetch_committed(stream).items()
+                for partition_id, offset in self._fetch_committed(stream, state.pacing.owners).items()
             }
             if now >= self._delete_due:
                 self._delete_due = now + DELETE_EVERY_S
@@ -130,8 +130,13 @@ class TaskCommits:
         topics = self.run.topics
         delete_before(self.run.connection, {(topics.tasks(s), p): offset for (s, p), offset in committed.items()})
 
-    def _fetch_committed(self, stream: str) -> dict[tuple[str, int], int]:
-        """Return the workers' committed offsets of a stream; one group reads both kinds of a workflow's tasks."""
+    def _fetch_committed(
+        self, stream: str, owners: dict[str, dict[int, str]] | None = None
+    ) -> dict[tuple[str, int], int]:
+        """Return the workers' committed offsets of a stream; one group reads both kinds of a workflow's tasks.
+
+        The marks of the workers that committed are written to `owners`, by stream and partition.
+        """
         topic, of = self.run.topics.tasks(stream), stream.removeprefix(eval_stream("")) if is_eval(stream) else stream
         found = fetch_commits(self.run.connection, self.run.topics.rollout_group(of), [topic])
         ours = {
@@ -139,6 +144,9 @@ class TaskCommits:
             for partition_id, commit in found.items()
             if is_of_run(commit.metadata, self.run.run_id)
         }
+        if owners is not None:
+            marks = {partition: read_owner(commit.metadata) for (_, partition), commit in ours.items()}
+            owners[stream] = {partition: mark for partition, mark in marks.items() if mark}
         return {(stream, partition): commit.offset for (_, partition), commit in ours.items()}
 
     def _find_curated_ends(self, ends: Mapping[PartitionId, int]) -> dict[PartitionId, int]:

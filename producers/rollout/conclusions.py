@@ -18,7 +18,8 @@ from headrace.infra.failpoints import reach
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.dead_letters import build_dead_letter
 from headrace.infra.recipe.plug_in_sources import find_loaded_hashes, rollout_plug_ins
-from headrace.infra.recipe.settings import Named, Recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.table import Named
 from headrace.infra.run.run import STORE_NAME, Run, refuse_replaced
 from headrace.infra.stopwatch import Stopwatch
 from headrace.infra.store.object_store import StoreError

@@ -14,10 +14,11 @@ from typing import Literal
 import structlog
 
 from headrace.infra.kafka.deleted_topics import TopicWatch
-from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
+from headrace.infra.recipe.kinds import Playable
 from headrace.infra.run.run import Run
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.engines.contract import Engine
+from headrace.producers.engines.registry import WITHOUT_DEVICE
 from headrace.producers.rollout.intake.slots import Slots
 from headrace.producers.rollout.intake.task_intake import TaskIntake
 from headrace.producers.rollout.open_tasks import OpenTasks
@@ -25,6 +26,7 @@ from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.play.engine_room import EngineRoom
 from headrace.producers.rollout.play.running_episodes import RunningEpisodes
 from headrace.producers.rollout.record_producer import RecordProducer
+from headrace.producers.rollout.revision_check import RevisionCheck
 from headrace.producers.rollout.run_end import RunEnd
 from headrace.producers.rollout.run_follower import RunFollower
 from headrace.producers.rollout.threads import WorkerThreads
@@ -54,9 +56,10 @@ RUNTIME_TURN_S = 0.1
 FLUSH_S = 1.5
 LEFT_S = 1.0
 """Seconds that cancelled episodes get to end."""
+ALL_OF_IT = Playable()
 NO_PARTITIONS = (
-    "waits for partitions of its tasks topic; if this lasts, other workers may have all partitions: then stop this "
-    "worker"
+    "waits for one of the {count} partitions of its tasks; if this lasts, other workers have all of them, and this "
+    "worker stays idle: then stop it"
 )
 
 
@@ -74,12 +77,17 @@ class Options:
     """Requests in the engine at once."""
     episodes: int
     """Episodes at once."""
+    kind: str = ""
+    """Kind of worker, as the command line names it."""
+    playable: Playable = ALL_OF_IT
+    """What it may play of its workflow."""
 
     def list_task_topics(self, topics: Topics, *, is_evaluating: bool) -> tuple[str, ...]:
-        """Return the topics of training tasks, and of evaluation tasks, which are played at home."""
-        if region_of(self.stream) or not is_evaluating:
-            return (topics.tasks(self.stream),)
-        return topics.tasks(self.stream), topics.tasks(eval_stream(self.stream))
+        """Return the topics of training tasks, and of evaluation tasks, that it may play."""
+        training = (topics.tasks(self.stream),) if self.playable.training else ()
+        if not self.playable.evaluations or not is_evaluating:
+            return training
+        return *training, topics.tasks(eval_stream(self.stream))
 
 
 class WorkerRuntime:
@@ -101,10 +109,20 @@ class WorkerRuntime:
         """None before the startup is over."""
         self.episodes = RunningEpisodes()
         self._stall_watch = StallWatch()
-        reporter = Reporter(run.run_id, options.name, options.workflow, options.region)
+        rollout = run.recipe.rollout_of(options.kind)
+        reporter = Reporter(
+            run.run_id,
+            options.name,
+            options.workflow,
+            options.region,
+            kind=options.kind,
+            engine=rollout.engine.use,
+            device="" if rollout.engine.use in WITHOUT_DEVICE else rollout.device,
+            policies=policies,
+            slots=options.episodes,
+        )
         self._status = StatusPosts(reporter, self.producer, run.topics.workers, self.pauses)
-        self._plug_ins = run.plug_ins
-        """Source hashes with which the loaded plug-ins were compared."""
+        self._revisions = RevisionCheck(run, options.workflow, options.kind, region_of(options.stream))
         self.threads = WorkerThreads()
 
     @property
@@ -190,18 +208,12 @@ class WorkerRuntime:
                 if error is not None:
                     raise error
             self.run_end.update_ending(loop.time(), has_ended=bool(self.follower.ended))
-            self._check_plug_ins()
+            self._revisions.check(self.follower.recipe, self.follower.plug_ins)
             if self._status.is_due(loop.time()):
                 self._check_stall(loop.time())
                 if self._status.settle_last_post():
                     self._post_status()
             await asyncio.sleep(RUNTIME_TURN_S)
-
-    def _check_plug_ins(self) -> None:
-        """Raise OtherSource or SourceChanged if a revision needs other plug-ins than the loaded ones."""
-        if (sources := self.follower.plug_ins) is not self._plug_ins:
-            self._plug_ins = sources
-            check_sources(sources, rollout_plug_ins(self.follower.recipe, self.options.workflow))
 
     def _check_stall(self, now_s: float) -> None:
         """Raise Stalled if tasks are open, wait for no server, and no token or successful episode came for too long.
@@ -231,7 +243,7 @@ class WorkerRuntime:
         if word == "waiting":
             detail = detail or self.step
         elif word == "rolling" and self.intake is not None and not self.intake.partitions:
-            detail = detail or NO_PARTITIONS
+            word, detail = "waiting", detail or NO_PARTITIONS.format(count=self.run.recipe.task_partitions)
         elif word == "rolling":
             detail = detail or self._stall_watch.describe_silence() or self.episodes.describe_endless()
         behind = self.follower.find_stale(loader.engine.versions()) if word == "rolling" and loader else ""

@@ -27,6 +27,7 @@ from headrace.infra.kafka.run_address import parse_run
 from headrace.infra.kafka.topic_admin import fetch_session_timeout_s, require_partition_count
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import begin_attempts, stop_on_signals
+from headrace.infra.recipe.kinds import require_playable
 from headrace.infra.recipe.plug_in_sources import check_sources, rollout_plug_ins
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST, Recipe
 from headrace.infra.run.region import join_in_region
@@ -117,7 +118,7 @@ class RolloutWorker:
         return WorkerStartup(
             run=self.run,
             policies=self._spec.policies,
-            rollout=self.run.recipe.rollout,
+            rollout=self.run.recipe.rollout_of(self.options.kind),
             room=self.runtime.slots.room,
             worker=self.options.name,
             region=self.options.region,
@@ -150,11 +151,18 @@ class RolloutWorker:
         )
 
     def _subscribe(self, *, is_evaluating: bool) -> Subscription:
+        """Return what tasks the worker reads. Raises UsageError if it may only evaluate, and its engine cannot."""
+        topics = self.options.list_task_topics(self.run.topics, is_evaluating=is_evaluating)
+        if not topics:
+            raise UsageError(
+                f"workers of kind {self.options.kind} play only evaluations of workflow {self.options.workflow}, and "
+                "this worker's engine cannot hold the weights of an older version: give another kind or engine"
+            )
         return Subscription(
             self.run.connection,
             f"{self.options.name}.tasks",
             self.run.topics.rollout_group(self.options.stream),
-            self.options.list_task_topics(self.run.topics, is_evaluating=is_evaluating),
+            topics,
             self.run.run_id,
         )
 
@@ -180,20 +188,25 @@ def choose_workflow(recipe: Recipe, asked: str | None) -> str:
     return asked or next(iter(recipe.workflows))
 
 
-def build(run: Run, workflow: str | None, name: str, region: str, concurrency: int | None) -> RolloutWorker:
-    """Build a worker without starting it. Raises UsageError if it cannot play the workflow."""
+def build(
+    run: Run, workflow: str | None, name: str, region: str, concurrency: int | None, kind: str = ""
+) -> RolloutWorker:
+    """Build a worker without starting it. Raises UsageError if it cannot play the workflow, or may not."""
     chosen = choose_workflow(run.recipe, workflow)
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
-    rollout = run.recipe.rollout
+    rollout, streams_region = run.recipe.rollout_of(kind), region if region in run.recipe.regions else ""
+    playable = require_playable(run.recipe, chosen, kind, streams_region)
     requests = concurrency or rollout.concurrency
-    stream = stream_of(chosen, region if region in run.recipe.regions else "")
-    options = Options(chosen, name, region, stream, requests, rollout.episodes or EPISODES_PER_REQUEST * requests)
-    check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen))
+    stream, episodes = stream_of(chosen, streams_region), rollout.episodes or EPISODES_PER_REQUEST * requests
+    options = Options(chosen, name, region, stream, requests, episodes, kind, playable)
+    check_sources(run.plug_ins, rollout_plug_ins(run.recipe, chosen, kind))
     return RolloutWorker(run, options, build_workflow_spec(run.recipe, chosen))
 
 
-def main(run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None) -> None:
+def main(
+    run: str, workflow: str | None, name: str | None, region: str, concurrency: int | None, kind: str = ""
+) -> None:
     """Run a worker until a signal: settings, logging, build, run."""
     address = parse_run(run)
     if region:
@@ -206,7 +219,8 @@ def main(run: str, workflow: str | None, name: str | None, region: str, concurre
     for attempt in begin_attempts(stop):
         with attempt:
             joined = join_in_region(address, region, stop)
-            threading.Thread(target=import_engine, args=(joined.recipe.rollout.engine.use,), daemon=True).start()
-            playing = build(joined, workflow, worker, region, concurrency)
+            playing = build(joined, workflow, worker, region, concurrency, kind)
+            engine = joined.recipe.rollout_of(kind).engine.use
+            threading.Thread(target=import_engine, args=(engine,), daemon=True).start()
             with Watchdog(playing.runtime.report_block) as watchdog:
                 asyncio.run(playing.runtime.supervise(partial(playing.serve_tasks, stop), watchdog))

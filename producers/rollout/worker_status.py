@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from headrace.envs.contract import Episode
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.stopwatch import Stopwatch
-from headrace.producers.engines.contract import Engine, EngineStats
+from headrace.producers.engines.contract import Engine, EngineStats, capabilities_of
 from headrace.producers.rollout.pauses import KAFKA, Pauses
 from headrace.producers.rollout.record_producer import RecordProducer
 from headrace.schemas import codec
@@ -93,6 +93,13 @@ class Reporter:
     worker: str
     workflow: str
     region: str
+    kind: str
+    engine: str
+    """Name of its engine."""
+    device: str
+    policies: tuple[str, ...]
+    slots: int
+    """Episodes at once."""
     started_ms: int = field(default_factory=now_ms)
     host: str = field(default_factory=socket.gethostname)
 
@@ -104,6 +111,12 @@ class Reporter:
             worker=self.worker,
             workflow=self.workflow,
             region=self.region,
+            kind=self.kind,
+            engine=self.engine,
+            device=self.device,
+            dtype=capabilities_of(engine).dtype if engine is not None else "",
+            policies=self.policies,
+            slots=self.slots,
             state=state.word,
             detail=state.detail,
             versions=engine.versions() if engine is not None else {},

@@ -23,6 +23,7 @@ SMALLEST = {
     "many_workers": ["--workers", "2", "--seconds", "8"],
     "resume": ["--groups", "2000"],
     "sandbox": ["--rounds", "1"],
+    "shares": ["--minutes", "0.2", "--warm-up-s", "2"],
     "small_models": ["--sizes", "1M", "--batches", "2", "--new-tokens", "4", "--rounds", "1"],
     "start": ["--rounds", "0"],
     "trainer": ["--hidden", "16", "--layers", "1", "--tokens", "8", "--rounds", "1"],

@@ -94,7 +94,7 @@ def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_te
 def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, asked = load_recipe("arithmetic"), []
 
-    def refuse(_connection: Connection, wanted: Wanted) -> None:
+    def refuse(_connection: Connection, wanted: Wanted, _warn: object) -> None:
         asked.append(wanted)
         raise ClusterUnfit("it lacks topics")
 
@@ -159,7 +159,7 @@ def test_of_two_that_begin_a_run_at_the_same_moment_the_later_one_is_refused_and
 
     for name, stand_in in {
         "read_first_revision": lambda _: None,
-        "refuse_unfit": lambda _connection, wanted: order.append(wanted),
+        "refuse_unfit": lambda _connection, wanted, *_: order.append(wanted),
         "plan_revision": lambda *_, **__: RecipeRevision(run_id="his"),
         "ensure_topics": make_topics,
         "write_revision": lambda *_: order.append("it is written"),

@@ -36,8 +36,8 @@ COMPONENTS = {
     "feed": (FEED, (), ()),
     "rollout": (
         "headrace.producers.rollout.worker.main",
-        ("--workflow", "sums", "--concurrency", "8"),
-        ("sums", None, "", 8),
+        ("--workflow", "sums", "--concurrency", "8", "--kind", "gpu"),
+        ("sums", None, "", 8, "gpu"),
     ),
     "curate": ("headrace.consumers.curate.curator.main", ("--policy", "solver", "--slot", "1"), ("solver", "1", None)),
     "train": ("headrace.trainers.train.main", ("--policy", "solver", "--variant", "own"), ("solver", "own")),

@@ -50,7 +50,7 @@ def without(topic: str, **more: Any) -> SeenCluster:
 def test_of_a_sound_cluster_every_check_is_ok() -> None:
     found = check_cluster(SOUND, WANTED)
     assert [finding.what for finding in found if finding.ok] == [
-        "addresses", "version", "group protocol", "transactions", "topics", "rights", "groups",
+        "addresses", "version", "group protocol", "transactions", "topics", "rights", "groups", "round trip",
     ]  # fmt: skip
     assert all(finding.ok for finding in check_cluster(replace(SOUND, topics={}, settings=None), WANTED))
     assert list(WANTED.groups) == ["t.rollout.sums", "t.curate.solver", "t.up"]
@@ -101,6 +101,7 @@ LACKS: list[tuple[str, Callable[[], SeenCluster], str]] = [
         lambda: replace(SOUND, topics={}, settings={"min.insync.replicas": "2"}),
         "new topics refuse all records",
     ),
+    ("topics", lambda: replace(SOUND, settings={"log.cleaner.enable": "false"}), "grow for ever: set it to true"),
     (
         "topics",
         lambda: replace(SOUND, topics={**SOUND.topics, BATCHES: SeenTopic(4)}),
@@ -179,7 +180,7 @@ def test_doctor_prints_every_check_of_a_cluster_and_its_exit_code_says_whether_o
     monkeypatch.setattr(cluster, "look_at_cluster", lambda *_: seen)
     monkeypatch.setattr(cluster, "list_runs", lambda *_: [])
     done = CliRunner().invoke(app, ["doctor", "--run", "kafka://k:1/t"])
-    assert (done.exit_code, done.output.count("ok  "), done.output.count("note")) == (0, 6, 2), done.output
+    assert (done.exit_code, done.output.count("ok  "), done.output.count("note")) == (0, 7, 2), done.output
     seen = replace(SOUND, brokers=(Advertised("k", 1, "refused"),))
     done = CliRunner().invoke(app, ["doctor", "--run", "kafka://k:1/t"])
     assert (done.exit_code, "advertises k:1 (refused)" in done.output) == (1, True)
@@ -223,3 +224,14 @@ def test_addresses_are_tried_and_those_that_do_not_answer_are_named(monkeypatch:
         refuse_unreachable(Connection("k:1"))
     looks = iter([found, tuple(replace(one, error="") for one in found[1:])])
     refuse_unreachable(Connection("k:1"))
+
+
+def test_a_slow_cluster_is_fit_and_begins_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for took_s in (0.004, 0.32):
+        monkeypatch.setattr(cluster, "look_at_cluster", lambda *_, took_s=took_s: replace(SOUND, round_trip_s=took_s))
+        refuse_unfit(Connection("k:1"), WANTED, said.append)
+
+    [sentence] = said
+    assert sentence.startswith("Kafka at k:1: a request takes 320 ms")
+    assert "into a region" in sentence

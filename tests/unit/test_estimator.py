@@ -15,7 +15,8 @@ import pytest
 from made_recipes import sums_recipe
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.ops.preflight.table import check_names
 from headrace.trainers.advantages import ADVANTAGES, WHOLE_BATCH, RewardedSequence, grpo
 from headrace.trainers.batches.estimator import COMPARISON, AdvantageError, Estimator, check_advantage, load_estimator

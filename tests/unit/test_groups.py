@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.infra.recipe.settings import Named, TrainerSettings
+from headrace.infra.recipe.settings import TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.schemas.records import CuratedGroup, Failure, Sampling, Sequence, Span, Trajectory, TrajectoryGroup
 from headrace.trainers.advantages import ADVANTAGES, RewardError
 from headrace.trainers.batches.batch import BatchError, TrainingSequence, pack

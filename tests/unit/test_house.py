@@ -61,14 +61,14 @@ MOST_ATTRIBUTES = 20
 OVER_THE_LIMIT: dict[str, str] = {}
 """File, or class of it, to the reason why it may be longer or hold more than others."""
 BUDGET = {
-    "app": 5000,
-    "benchmarks": 3500,
+    "app": 5100,
+    "benchmarks": 3700,
     "consumers": 3000,
     "envs": 7200,
-    "infra": 11600,
+    "infra": 11700,
     "ledger": 900,
-    "ops": 13300,
-    "producers": 8700,
+    "ops": 13400,
+    "producers": 8800,
     "recipes": 0,
     "schemas": 1500,
     "trainers": 6800,

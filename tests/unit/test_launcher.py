@@ -30,7 +30,8 @@ from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.process.child_life import ChildState, GaveUp
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Named, Rollout
+from headrace.infra.recipe.settings import Rollout
+from headrace.infra.recipe.table import Named
 from headrace.infra.run.run import Run
 from headrace.infra.run.up_lease import Holder
 from headrace.ops.figures.summary import AUDIT_OPEN, NO_VERDICT, AuditVerdict

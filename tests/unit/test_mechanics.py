@@ -12,7 +12,8 @@ import pytest
 from logical_run import LogicalRun
 
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Named, Recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.table import Named
 from headrace.ops.discards import summarize_fates
 
 SMALL = (

@@ -18,7 +18,8 @@ from headrace.envs.contract import Problem, RoleTrajectory, Score
 from headrace.envs.isolation import score_in_child
 from headrace.envs.transcript import Transcript
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Named, TrainerSettings
+from headrace.infra.recipe.settings import TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.schemas import codec
 from headrace.schemas.records import CuratedGroup, Sequence, Trajectory, TrajectoryGroup
 from headrace.trainers.learner.learner import Learner

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -32,13 +32,14 @@ from headrace.infra.recipe.plug_in_sources import (
     warn_of_differing_sources,
 )
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Named, Recipe, TrainerSettings
+from headrace.infra.recipe.settings import Recipe, TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.infra.run import revisions
 from headrace.infra.run.progress import RunProgress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops import swap
-from headrace.producers.rollout.runtime import WorkerRuntime
+from headrace.producers.rollout.revision_check import RevisionCheck
 from headrace.schemas import codec
 from headrace.schemas.records import RecipeRevision
 from headrace.trainers.learner.numerics import fingerprint_plug_ins
@@ -193,14 +194,13 @@ def test_a_worker_looks_again_whenever_a_revision_tells_of_sources(here: Path) -
     written(here / "its_world.py", "a = 1\n")
     same = {"its_world": hash_of("its_world")}
     world = {"sums": {"env": "its_world:World", "policies": {"solver": "solver"}}}
-    follower = SimpleNamespace(plug_ins=same, recipe=recipe(workflows=world))
-    worker = SimpleNamespace(follower=follower, options=SimpleNamespace(workflow="sums"), _plug_ins={})
+    run = cast("Run", SimpleNamespace(plug_ins={}, recipe=recipe(workflows=world)))
+    revisions = RevisionCheck(run, "sums", "", "")
 
-    WorkerRuntime._check_plug_ins(worker)  # type: ignore[arg-type]
-    follower.plug_ins = {"its_world": "f" * 64}
+    revisions.check(run.recipe, same)
 
     with pytest.raises(OtherSource, match="its_world:World"):
-        WorkerRuntime._check_plug_ins(worker)  # type: ignore[arg-type]
+        revisions.check(run.recipe, {"its_world": "f" * 64})
 
 
 def test_where_nothing_is_written_to_the_run_another_source_is_a_warning(here: Path) -> None:

@@ -19,7 +19,8 @@ from headrace.infra.errors import UsageError
 from headrace.infra.plug_ins import add_search_folders, import_module_named, load_plug_in, search_folders
 from headrace.infra.recipe.named import find_named
 from headrace.infra.recipe.recipe_file import load_recipe
-from headrace.infra.recipe.settings import Named, Recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.table import Named
 from headrace.producers.engines.registry import open_engine
 from headrace.producers.feed.selectors.registry import load_selector
 from headrace.trainers.batches.estimator import check_advantage

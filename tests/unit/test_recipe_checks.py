@@ -118,6 +118,11 @@ def test_a_policy_that_no_workflow_plays_is_doubted() -> None:
     )
 
 
+def test_region_workers_that_would_have_no_partition_are_doubted() -> None:
+    [told] = list_doubts(recipe_checks.examine_partitions(Asked(sums_recipe(regions={"west": {"workers": 9}}))))
+    assert told.startswith("regions.west.workers is 9, but kafka.partitions is 8: 1 of the workers gets no task.")
+
+
 @pytest.mark.parametrize(
     ("kafka", "launch", "doubts"),
     [

@@ -12,7 +12,8 @@ from drawn_page import drawn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.app.views.inspection_page import find_table_begin, step_page, trajectory_page
-from headrace.infra.recipe.settings import Named, TrainerSettings
+from headrace.infra.recipe.settings import TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.infra.run.run import Run
 from headrace.infra.weights.files import TOKENIZER_FILE
 from headrace.ops.lineage.inspection import StepSeen, TrajectoryFound, _explain_missing_step

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Named
+from headrace.infra.recipe.table import Named
 from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
 from headrace.producers.feed.selectors.dots import Dots
 from headrace.producers.feed.selectors.draws import HashedDraws

@@ -20,7 +20,8 @@ from headrace.consumers.curate.revision_chains import find_first_of_chain, load_
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, Message, RunAddress
 from headrace.infra.recipe.recipe_file import replace_chain_from_file
-from headrace.infra.recipe.settings import Named, Recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.table import Named
 from headrace.infra.run import progress, revisions
 from headrace.infra.run.progress import RunProgress
 from headrace.infra.store.object_store import StoreAddress

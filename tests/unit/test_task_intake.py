@@ -278,7 +278,7 @@ def test_the_end_of_a_task_counts_in_the_ownership_of_its_start_and_in_no_later_
         intake.report_done(late)
     intake.turn()
     intake.turn()
-    assert made.committed == dict.fromkeys(made.logs, (0, '{"started":"0:2,1:2","run":"r"}'))
+    assert made.committed == dict.fromkeys(made.logs, (0, '{"started":"0:2,1:2","run":"r","by":"1c630b12"}'))
     assert len(intake.owned.running) == 4
 
 

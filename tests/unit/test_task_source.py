@@ -19,7 +19,8 @@ from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.payload import check_task_can_hold
 from headrace.envs.registry import check_first_problem
 from headrace.infra.errors import Unavailable, UsageError
-from headrace.infra.recipe.settings import Feed, Named
+from headrace.infra.recipe.settings import Feed
+from headrace.infra.recipe.table import Named
 from headrace.producers.feed.selectors.contract import MOST_REJECTIONS, AcceptAll, Selector
 from headrace.producers.feed.selectors.registry import SELECTORS, AllOf, load_selector, load_selectors
 from headrace.producers.feed.task_source import (

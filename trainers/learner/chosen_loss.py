@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.infra.errors import UsageError
-from headrace.infra.recipe.settings import Named, Recipe, Reference, TrainerSettings
+from headrace.infra.recipe.settings import Recipe, Reference, TrainerSettings
+from headrace.infra.recipe.table import Named
 from headrace.trainers.losses import LOSSES, Objective, objective_of
 
 PER_TOKEN = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline"})

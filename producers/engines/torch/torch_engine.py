@@ -25,6 +25,7 @@ import torch
 from headrace.producers.engines.contract import (
     KV_ON_SWAP,
     LOGPROB_CONVENTION,
+    Capabilities,
     EngineError,
     EngineStats,
     Generation,
@@ -90,6 +91,7 @@ class TorchEngine:
         codecs: Mapping[str, TextCodec] | None = None,
     ) -> None:
         self._settings = settings or TorchEngineSettings()
+        self.capabilities = Capabilities(dtype=self._settings.compute_dtype)
         dtype = getattr(torch, self._settings.compute_dtype)
         models = {
             policy: CausalLM.build(source, self._settings.device, dtype, record_routing=self._settings.record_routing)

@@ -9,7 +9,8 @@ from headrace.envs.contract import Problem
 from headrace.infra.errors import UsageError
 from headrace.infra.own_frames import read_error_text
 from headrace.infra.recipe.named import check_settings, find_named
-from headrace.infra.recipe.settings import Feed, Named
+from headrace.infra.recipe.settings import Feed
+from headrace.infra.recipe.table import Named
 from headrace.producers.feed.selectors.contract import ChoosesTier, KnowsSize, Selector
 from headrace.schemas.records import Outcome
 

@@ -41,14 +41,15 @@ class OwnedPartitions:
 
     Args:
         run_id: Id of the run whose tasks these are.
+        owner: Name of this worker.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, owner: str = "") -> None:
         self.running: set[TaskOffset] = set()
         """Tasks that are started but not done."""
         self.alone: TaskOffset | None = None
         """The task that must run alone."""
-        self._run_id = run_id
+        self._run_id, self._owner = run_id, owner
         self._owned: dict[PartitionId, _Owned] = {}
         self._ownerships = count(1)
 
@@ -67,7 +68,7 @@ class OwnedPartitions:
 
     def own(self, partition_id: PartitionId, offset: int, metadata: str) -> int:
         """Own a partition, starting from the group's commit; return the offset to read from."""
-        ledger = TaskLedger(offset, metadata, self._run_id)
+        ledger = TaskLedger(offset, metadata, self._run_id, self._owner)
         self._owned[partition_id] = _Owned(ledger, next(self._ownerships))
         return ledger.position
 

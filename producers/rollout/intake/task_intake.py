@@ -77,7 +77,7 @@ class TaskIntake(threading.Thread):
         self.watch = Stopwatch()
         self.error: BaseException | None = None
         """The error that ended this thread; None if `stop` ended it."""
-        self.owned = OwnedPartitions(member.run_id)
+        self.owned = OwnedPartitions(member.run_id, member.name)
         self.queue = TaskQueue(self.owned, gate, member.topics)
         self._member = member
         self._on_start, self._after_revoke = on_start, on_revoke

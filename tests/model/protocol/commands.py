@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 
 from headrace.infra.errors import HeadraceError
 from headrace.infra.kafka.clients import Outgoing, RunAddress
-from headrace.infra.recipe.settings import Named, Recipe
+from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.table import Named
 from headrace.infra.run import revisions, run
 from headrace.infra.run.run import Run
 from headrace.ops import swap
