@@ -219,8 +219,8 @@ def main(
     for attempt in begin_attempts(stop):
         with attempt:
             joined = join_in_region(address, region, stop)
-            playing = build(joined, workflow, worker, region, concurrency, kind)
             engine = joined.recipe.rollout_of(kind).engine.use
             threading.Thread(target=import_engine, args=(engine,), daemon=True).start()
+            playing = build(joined, workflow, worker, region, concurrency, kind)
             with Watchdog(playing.runtime.report_block) as watchdog:
                 asyncio.run(playing.runtime.supervise(partial(playing.serve_tasks, stop), watchdog))
