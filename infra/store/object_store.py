@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import mmap
 import os
 import time
 from collections.abc import Callable
@@ -124,6 +125,12 @@ class ObjectStore:
         """
         if anew or not self._is_young(stored):
             self._bucket.upload(stored.key, stored.size_bytes, lambda: io.BufferedReader(JoinedPieces(pieces_of(data))))
+
+    def put_file(self, stored: StoredObject, path: Path, *, anew: bool = False) -> None:
+        """`put_named` the bytes of a file, which is not read into memory at once. Raises OSError too."""
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if stored.size_bytes else b""
+            self.put_named(stored, data, anew=anew)
 
     def get(self, key: str, sha256: str, size_bytes: int) -> bytes:
         """Return the object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable or StoreDenied.
