@@ -169,29 +169,6 @@ class ObjectStore:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes `start` to `start + length` of the object, not verified (the caller knows the hash of the part).
-
-        Raises ObjectCorrupt when the object ends before that.
-        """
-        if length == 0:
-            return b""
-
-        def read() -> bytes:
-            with self._bucket.open_object(key, start, length) as response:
-                # A part is answered with 206, by rclone with 200; a store without ranges sends the whole object.
-                content_length = int(response.headers.get("Content-Length", length))
-                if content_length > length:
-                    response.read(start)
-                return response.read(length)
-
-        data = self._read(read, key)
-        if len(data) != length:
-            raise ObjectCorrupt(
-                f"{self._bucket.name_object(key)} ends before byte {start + length}: it is shorter than recorded"
-            )
-        return data
-
     def has_object(self, key: str) -> bool:
         """Return whether there is such an object."""
         return self._bucket.stat(key) is not None
