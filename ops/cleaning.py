@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from headrace.infra.embedded.data_folder import CLEANING, HOME, SUMMARY, SWEPT, DataFolder, find_only_folder
 from headrace.infra.embedded.kafka_server import EmbeddedKafka
+from headrace.infra.embedded.mirror_maker import MirrorMaker, MirrorPlan
+from headrace.infra.embedded.server_process import ServerProcess
 from headrace.infra.embedded.store_server import EmbeddedStore
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import UsageError
+from headrace.infra.kafka.clients import Connection
 
 MARKS_OF_FOLDER = ("run.json", "up.lock")
 LEFT_BY_RUNS = frozenset({
-    *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "scale", "keys.sh", SUMMARY,
+    *MARKS_OF_FOLDER, "kafka", "store", "logs", "branch", "scale", "regions", "keys.sh", SUMMARY,
     "curated", "curated.json", "trained", "trained.json", "held-out.json", "experiment.json", "seconds.json",
     SWEPT, "swept-data.json", "comparison.json", "archive.txt", "output.txt",
     "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm",
@@ -24,9 +27,10 @@ LEFT_BY_RUNS = frozenset({
 """Names that commands make in a data folder. A sweep also makes a folder for each run, which holds SWEPT."""
 LEFT_IN_CACHE = (
     "m2", "jars.lock", "bootstrap-*.checkpoint", "kafka-*.aot", "recording-*", "warm-starts", "ledgers", "steps",
-    "weights/[0-9a-f][0-9a-f]",
+    "mirrors", "weights/[0-9a-f][0-9a-f]",
 )  # fmt: skip
 """Names that runs make in the cache folder. A user may have chosen a folder that also holds other files."""
+NO_PLAN = MirrorPlan(Connection(""), "", Connection(""), out=(), back=())
 UNFINISHED = re.compile(r"(?:\.(?P<growing>.+)\.part|(?P<written>.+)\.[0-9a-f]{8}\.new)")
 """Names of the files that a killed process was writing."""
 
@@ -54,12 +58,18 @@ def clean_folder(folder: DataFolder) -> tuple[int, list[str]]:
             "nothing was removed: give the folder of a run by --data"
         )
     with folder.hold(CLEANING):
-        for server in (EmbeddedKafka(folder.kafka), EmbeddedStore(folder.store)):
+        for server in _list_servers(folder):
             if server.folder.is_dir():
                 server.claim().stop()  # claiming stops what an earlier run left behind
         size = folder.size_bytes()
         kept = _clear_folder(folder.root)
         return size - (folder.size_bytes() if kept else 0), kept
+
+
+def _list_servers(folder: DataFolder) -> Iterator[ServerProcess]:
+    """Yield the servers that a run may have left, at home and in its regions; they can be claimed and stopped."""
+    for place in (folder, *map(DataFolder, sorted(folder.regions.glob("*")))):
+        yield from (EmbeddedKafka(place.kafka), EmbeddedStore(place.store), MirrorMaker(place.root / "mirror", NO_PLAN))
 
 
 def clean_cache() -> tuple[Path, list[str]]:

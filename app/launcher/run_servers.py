@@ -29,7 +29,7 @@ class RunServers:
             name: Servers(
                 recipe.kafka.model_copy(update=region.kafka.model_dump()),
                 region.store,
-                DataFolder(folder.root / "regions" / name),
+                DataFolder(folder.regions / name),
                 partial(_say_in_region, say, name),
             )
             for name, region in recipe.regions.items()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from headrace.consumers.algorithms.contract import Algorithm, Candidate, Drop, Keep, Replay, Result
 from headrace.consumers.algorithms.degenerate import Flagging
-from headrace.consumers.algorithms.order import SHAPING, find_wrong_order
+from headrace.consumers.algorithms.order import find_wrong_order
 from headrace.consumers.algorithms.replay import ReplayMemory
 from headrace.consumers.algorithms.returned import WrongResult, check_state, read_replay, read_verdict
 from headrace.consumers.algorithms.sizes import drop_if_nothing_left
@@ -66,31 +66,9 @@ class Chain:
         """Shipped algorithms, whose results are not checked at run time because tests check them."""
 
     @property
-    def can_reorder(self) -> bool:
-        """Whether it may name kept trajectories in another order than the group's: a user's own algorithm may."""
-        return any(type(algorithm) not in self._shipped for _, algorithm in self._algorithms)
-
-    @property
-    def can_shape(self) -> bool:
-        """Whether it may change the reward of a trajectory that counts: shaping may, and a user's own algorithm."""
-        return self.can_reorder or any(_find_shipped_name(*one) in SHAPING for one in self._algorithms)
-
-    @property
     def can_replay(self) -> bool:
         """Whether any of its algorithms may replay a group."""
         return any(hasattr(algorithm, "holds") for _, algorithm in self._algorithms)
-
-    @property
-    def replay_limits(self) -> tuple[int, int] | None:
-        """Most uses of a group, the first included, and most staleness of a replay.
-
-        (1, 0) if nothing is replayed; None if a user's own algorithm replays.
-        """
-        replaying = [algorithm for _, algorithm in self._algorithms if hasattr(algorithm, "holds")]
-        if not replaying:
-            return 1, 0
-        memory = replaying[-1]
-        return memory.limits if isinstance(memory, ReplayMemory) and len(replaying) == 1 else None
 
     def holds(self) -> set[GroupId]:
         """Return every group that may still be replayed."""

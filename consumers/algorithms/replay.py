@@ -65,11 +65,6 @@ class ReplayMemory:
         self._fresh = self._replayed = self._arrivals = 0
         self._forget_all()
 
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Most uses of a group, the first included, and most staleness of a replay."""
-        return self._max_uses, self._max_staleness
-
     def _forget_all(self) -> None:
         self._groups: list[HeldGroup] = []
         """The held groups, without gaps: a slot is an index of this list."""

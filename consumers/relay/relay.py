@@ -7,10 +7,9 @@ newest event in the region, which names its offset at home. Its transactional id
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,6 @@ from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import (
     ObjectCorrupt,
     ObjectMissing,
-    ObjectStore,
     StoredObject,
     StoreUnavailable,
 )
@@ -89,7 +87,9 @@ class PolicyRelay:
             try:
                 copied = sum(self._copy(claim, folder) for claim in _list_objects(one.event))
             except (ObjectMissing, ObjectCorrupt) as error:
-                # An object is lost at home. The trainer publishes whole weights again, which are relayed instead.
+                # An object is lost at home. Another way is taken: at the latest, the trainer publishes whole weights
+                # again.
+                self._way.leave_out(one)
                 log.error("weights.not_relayed", policy=self.policy, version=one.event.version, why=str(error))  # noqa: TRY400 - logged
                 return
             self._publish(one)
@@ -107,16 +107,19 @@ class PolicyRelay:
         if self._region.store.has_object(claim.key):
             try:
                 self._region.store.verify(claim.key, claim.sha256, claim.size_bytes)
-            except ObjectCorrupt as error:
+            except (ObjectMissing, ObjectCorrupt) as error:
                 # The region's store holds other bytes under the name of an object; they are written anew.
                 log.warning("object.copied_again", key=claim.key, why=str(error))
             else:
                 return 0
         path = folder / "object"
         self._home.store.get_to_file(claim.key, claim.sha256, claim.size_bytes, path)
-        put_file(self._region.store, claim, path)
-        self._region.store.verify(claim.key, claim.sha256, claim.size_bytes)
+        self._region.store.put_file(StoredObject(claim.key, claim.sha256, claim.size_bytes), path, anew=True)
         path.unlink()
+        try:
+            self._region.store.verify(claim.key, claim.sha256, claim.size_bytes)
+        except (ObjectMissing, ObjectCorrupt) as error:
+            raise StoreUnavailable(f"the region's store does not give what was just written: {error}") from error
         return claim.size_bytes
 
     def _publish(self, one: Published) -> None:
@@ -134,20 +137,6 @@ class PolicyRelay:
         self._way.note_relayed(one)
 
 
-def put_file(store: ObjectStore, claim: ClaimCheck, path: Path) -> None:
-    """Store a file under the name of a claim check. Raises StoreUnavailable."""
-    stored = StoredObject(claim.key, claim.sha256, claim.size_bytes)
-    if not claim.size_bytes:
-        store.put_named(stored, b"", anew=True)
-        return
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        memoryview(data) as view,
-    ):
-        store.put_named(stored, view, anew=True)
-
-
 def read_home_offset(message: Message) -> int:
     """Return the offset at home of an event in a region; -1 if it does not say."""
     found = dict(message.headers).get(HOME_OFFSET, b"-1")
@@ -159,17 +148,15 @@ def _list_objects(event: WeightsPublished) -> Iterable[ClaimCheck]:
     return dict.fromkeys(claim for claim in (*list_claims(event), *files) if claim is not None)
 
 
-def relay_until(
-    home: Run, relays: Mapping[str, PolicyRelay], is_over: Callable[[], bool], stop: threading.Event
-) -> None:
-    """Relay until `is_over` or `stop`. A store that is away is waited for, and said once."""
+def relay_until(home: Run, relays: Mapping[str, PolicyRelay], stop: threading.Event) -> None:
+    """Relay until `stop`. A store that is away is waited for, and said once."""
     positions = find_start_positions(home.connection, list(relays))
     backoff, is_away = Backoff(0.2, LONGEST_PAUSE_S), False
     with (
         TopicReader(home.connection, positions, "relay") as reader,
         TemporaryDirectory(dir=temporary_folder(), prefix="headrace-relay-") as folder,
     ):
-        while not (stop.is_set() or is_over()):
+        while not stop.is_set():
             for message in reader.poll(256, POLL_S):
                 relays[message.topic].fold_message(message)
             try:
@@ -181,7 +168,8 @@ def relay_until(
                 is_away = True
                 stop.wait(backoff.next_s())
             else:
-                is_away, backoff = False, Backoff(0.2, LONGEST_PAUSE_S)
+                is_away = False
+                backoff.reset()
 
 
 def main(run: str, region: str) -> None:
@@ -197,4 +185,4 @@ def main(run: str, region: str) -> None:
             stack.enter_context(closing(writer))
             there.store.ensure_bucket()
             relays = [PolicyRelay(home, there, policy, writer) for policy in home.recipe.policies]
-            relay_until(home, {one.topic: one for one in relays}, lambda: False, stop)
+            relay_until(home, {one.topic: one for one in relays}, stop)

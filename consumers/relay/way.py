@@ -27,6 +27,8 @@ class RelayWay:
     def __init__(self, held: str = NO_BASE, relayed: int = -1) -> None:
         self.held, self.relayed = held, relayed
         self._events: list[Published] = []
+        self._lost = set[int]()
+        """Offsets at home of the events whose objects are lost there."""
 
     def fold_event(self, offset: int, event: WeightsPublished) -> None:
         """Take in an event, in the order of the topic, from the beginning on."""
@@ -41,6 +43,10 @@ class RelayWay:
         whole = [at for at, known in enumerate(self._events) if is_whole(known.event) and known.offset <= one.offset]
         del self._events[: whole[-1] if whole else 0]
 
+    def leave_out(self, one: Published) -> None:
+        """Note that an object of an event is lost at home: no way goes over it any more."""
+        self._lost.add(one.offset)
+
     def plan(self) -> list[Published]:
         """Return the events to relay now, in order; empty if the region has the newest version.
 
@@ -50,7 +56,8 @@ class RelayWay:
         newer = [one for one in self._events if one.offset > self.relayed and is_version(one.event)]
         if not newer:
             return []
-        links = {one.offset: link for one in self._events if (link := link_of(one.event)) is not None}
+        there = (one for one in self._events if one.offset not in self._lost)
+        links = {one.offset: link for one in there if (link := link_of(one.event)) is not None}
         way = find_cheapest_path(links.values(), self.held, newer[-1].event.weights_hash)
         offsets = {id(link): offset for offset, link in links.items()}
         found = [Published(offsets[id(link)], link.of) for link in way or ()]

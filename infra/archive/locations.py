@@ -10,7 +10,6 @@ next writer adds that data again.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import re
 import shutil
@@ -306,10 +305,7 @@ class InStore:
 
     def move_file_in(self, path: Path, name: str, sha256: str, size_bytes: int) -> None:
         """Send the file to the store."""
-        stored = StoredObject(f"{self.address.prefix}{name}", sha256, size_bytes)
-        with path.open("rb") as file:
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size_bytes else b""
-            self._store.put_named(stored, content)
+        self._store.put_file(StoredObject(f"{self.address.prefix}{name}", sha256, size_bytes), path)
         path.unlink()
 
     def replace_manifest(self, data: bytes) -> None:

@@ -83,6 +83,8 @@ class DataFolder:
         self.ledger = self.root / "ledger.sqlite"
         self.scale = self.root / "scale"
         """Folder of what `headrace scale` asks for."""
+        self.regions = self.root / "regions"
+        """Folder of a folder for each region, with its servers."""
         self.branch = self.root / "branch"
         """For a branch: folder with the initial weights of each policy."""
         self._notes = self.root / "run.json"

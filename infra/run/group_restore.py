@@ -174,7 +174,7 @@ class Restore:
         refuse_lost_tail(self._member.connection, positions)
         yield from self._find_lost_offsets()
         for partition_id, position in self._committed.items():
-            snapshot_offset = self._read_offset(position) if position.metadata else self._lost.get(partition_id, -1)
+            snapshot_offset = self._find_snapshot(position)
             end, was_lost = max(position.offset, 0), partition_id in self._lost
             self._found[partition_id] = Restored(self._make_state(partition_id), 0, end, snapshot_offset, was_lost)
         yield from self._restore_from_snapshots()
@@ -280,10 +280,16 @@ class Restore:
             f"{self._member.branch_remedy}",
         )
 
-    def _read_offset(self, committed: TopicPartition) -> int:
-        """Return the snapshot's offset in a commit's metadata. Raises StateLost if another program wrote it."""
-        metadata, partition_id = committed.metadata or "", _partition_of(committed)
-        try:
+    def _find_snapshot(self, committed: TopicPartition) -> int:
+        """Return the offset of a partition's newest snapshot by its commit; -1 before the first.
+
+        Raises StateLost if another program wrote the commit's metadata.
+        """
+        metadata, partition_id = "(not UTF-8)", _partition_of(committed)
+        try:  # the text of another client may not be decoded, which is a ValueError: see `read_metadata`
+            metadata = committed.metadata or ""
+            if not metadata:
+                return self._lost.get(partition_id, -1)
             return int(json.loads(metadata)["snapshot"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise StateLost(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import mmap
 import os
 import time
 from collections.abc import Callable
@@ -125,6 +126,12 @@ class ObjectStore:
         if anew or not self._is_young(stored):
             self._bucket.upload(stored.key, stored.size_bytes, lambda: io.BufferedReader(JoinedPieces(pieces_of(data))))
 
+    def put_file(self, stored: StoredObject, path: Path, *, anew: bool = False) -> None:
+        """`put_named` the bytes of a file, which is not read into memory at once. Raises OSError too."""
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if stored.size_bytes else b""
+            self.put_named(stored, data, anew=anew)
+
     def get(self, key: str, sha256: str, size_bytes: int) -> bytes:
         """Return the object's bytes, verified. Raises ObjectMissing, ObjectCorrupt, StoreUnavailable or StoreDenied.
 
@@ -161,29 +168,6 @@ class ObjectStore:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes `start` to `start + length` of the object, not verified (the caller knows the hash of the part).
-
-        Raises ObjectCorrupt when the object ends before that.
-        """
-        if length == 0:
-            return b""
-
-        def read() -> bytes:
-            with self._bucket.open_object(key, start, length) as response:
-                # A part is answered with 206, by rclone with 200; a store without ranges sends the whole object.
-                content_length = int(response.headers.get("Content-Length", length))
-                if content_length > length:
-                    response.read(start)
-                return response.read(length)
-
-        data = self._read(read, key)
-        if len(data) != length:
-            raise ObjectCorrupt(
-                f"{self._bucket.name_object(key)} ends before byte {start + length}: it is shorter than recorded"
-            )
-        return data
 
     def has_object(self, key: str) -> bool:
         """Return whether there is such an object."""

@@ -100,11 +100,6 @@ class RunAccount:
         """The policy or shadow that alone writes a topic."""
         return self.streams.variant_of_topic
 
-    @property
-    def beside(self) -> Mapping[str, Sequence[str]]:
-        """Policy to the policy and its shadows."""
-        return self.streams.beside
-
     # --------------------------------------------------------------------------------------------------------- records
 
     def fold_batch(self, policy_variant: str, batch: Mapping[str, Any], message: Message) -> None:

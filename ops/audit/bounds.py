@@ -44,12 +44,6 @@ class Bounds:
             },
         )
 
-    def deadline(self, variant: str, revision: int, min_version: int) -> int | None:
-        """Return the last trainer version at which a first use may be trained on; None if no recipe gives it."""
-        limits = self.staleness[variant]
-        known = 0 <= revision < len(limits) and limits[revision] >= 0 and min_version >= 0
-        return min_version + limits[revision] if known else None
-
 
 def _find_staleness_bound(recipe: Recipe, variant: str) -> int:
     return recipe.trainer_of(variant).max_staleness if variant in recipe.policy_variants else -1

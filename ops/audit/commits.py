@@ -63,6 +63,11 @@ class Committed:
     end: Mapping[PartitionId, int]
 
 
+def merge_offsets(some: Iterable[Committed]) -> dict[PartitionId, int]:
+    """Return the committed offsets of groups by partition."""
+    return {partition_id: commit.offset for one in some for partition_id, commit in one.commits.items()}
+
+
 def fetch_committed(run: Run, groups: Iterable[Group]) -> dict[Group, Committed]:
     """Ask the broker for the commits of groups. Groups continue meanwhile, so bounds are asked before and after."""
     found = {}

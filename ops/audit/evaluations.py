@@ -266,7 +266,7 @@ class Evaluations:
                     count, lost = numbers.count_open(first, issued), numbers.iterate_open(first, issued)
                     _add_numbers(found, name, lost, count, "was issued, but never answered")
                     continue
-                due = sorted(n for n in numbers.due if n >= first and n not in numbers.known)
+                due = sorted(n for n in numbers.due - numbers.known if n >= first)
                 _add_numbers(found, name, due, len(due), "was issued, but never answered")
                 gone = (number for number in numbers.iterate_open(first, before) if number not in numbers.due)
                 count = numbers.count_open(first, before) - sum(n < before for n in due)

@@ -184,11 +184,8 @@ class PolicyNumbers:
 
     def count_reopened(self) -> int:
         """Count the dead letters that were sent back. Each may open one task more than the feeder had open."""
-        return int(
-            self._ledger.query("SELECT count(*) FROM death WHERE variant = ? AND times < 0 AND use = 0", self.variant)[
-                0
-            ][0]
-        )
+        where = "variant = ? AND times < 0 AND use = 0"
+        return int(self._ledger.query(f"SELECT count(*) FROM death WHERE {where}", self.variant)[0][0])
 
     # -------------------------------------------------------------------------------------------------------- problems
 
@@ -213,7 +210,7 @@ class PolicyNumbers:
         if count > 0:
             numbers = (
                 n
-                for (n,) in self._ledger.query(
+                for (n,) in self._ledger.iterate(
                     f"SELECT number FROM {_FIRST_USES} AND {span} ORDER BY number", self.variant, stream, begin, end
                 )
             )
@@ -250,7 +247,7 @@ class PolicyNumbers:
         played = "stream = ? AND number >= 0 AND number < ? AND played AND NOT concluded"
         facts = f"SELECT number, kept, produced FROM {_FIRST_USES} AND"
         rows = self._ledger.query(f"{facts} {played} ORDER BY number LIMIT {MOST_LISTED}", self.variant, stream, begin)
-        count = self._count(f"{played}", stream, begin)
+        count = self._count(played, stream, begin)
         found.add((AuditProblem(describe_open(k, p), self.variant, stream, n) for n, k, p in rows), count)
 
         def describe(number: int) -> str:

@@ -47,11 +47,6 @@ class Parts:
         return [*self.curated, *self.trajectories]
 
     @property
-    def training_topics_without_groups(self) -> tuple[list[str], ...]:
-        """Training topics with small records, by kind: all but the topics of groups."""
-        return (self.batches, self.outcomes, self.tasks, self.weights, self.state)
-
-    @property
     def kept(self) -> list[str]:
         """Topics that keep all records for ever."""
         return [*self.batches, *self.outcomes, *self.groups, *self.weights]

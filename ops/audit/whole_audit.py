@@ -137,14 +137,10 @@ class WholeAudit:
         self._fold_messages(self.log.read(_select_existing(parts.batches, there), "batches"))
         self.fold.account.known.reached = _find_reader_positions(self, asked, there)
         self.fold.account.known.answered = {
-            group.policy_variant: {p: commit.offset for p, commit in one.commits.items()}
-            for group, one in asked.items()
-            if group.is_shadow
+            group.policy_variant: commits.merge_offsets([one]) for group, one in asked.items() if group.is_shadow
         }
-        commits_of = (one.commits.items() for group, one in asked.items() if not group.component)
-        self.fold.account.known.played = {
-            partition_id: commit.offset for found in commits_of for partition_id, commit in found
-        }
+        of_workers = (one for group, one in asked.items() if not group.component)
+        self.fold.account.known.played = commits.merge_offsets(of_workers)
         self._fold_messages(self.log.read(_select_existing(parts.outcomes, there), "outcomes"))
         self._fold_curated(self.log.read_in_order(_select_existing(parts.curated, there), "curated groups"))
         # The feeder deletes tasks that were played, so they are read before the groups that conclude them.
@@ -170,8 +166,7 @@ class WholeAudit:
         This is so if all tasks are played, all groups are curated, and the trainers hold no kept group any more. It
         does not depend on a clock.
         """
-        main = [one for group, one in asked.items() if not group.is_shadow]
-        done = {partition_id: commit.offset for one in main for partition_id, commit in one.commits.items()}
+        done = commits.merge_offsets(one for group, one in asked.items() if not group.is_shadow)
         away = {self.run.topics.tasks(stream) for stream in self.run.recipe.streams if region_of(stream)}
         ends = {place: end for place, end in self.ends.items() if place[0] not in away}
         if any(done.get(partition_id, 0) < end for partition_id, end in ends.items()):
@@ -258,7 +253,7 @@ class WholeAudit:
 
         In this order, a task that is played meanwhile has its answer.
         """
-        passed = {partition_id: commit.offset for one in asked.values() for partition_id, commit in one.commits.items()}
+        passed = commits.merge_offsets(asked.values())
         for message in self.log.read(_select_existing(parts.eval_tasks, there), "evaluations"):
             self.fold.redrives.fold_message(message)
             if self.evaluations.fold_task(message, self.run.run_id, passed):
@@ -347,8 +342,7 @@ def _find_reader_positions(one: WholeAudit, asked: AskedGroups, there: set[str])
     read = [*parts.trajectories, *while_running, *curated]
     positions = dict.fromkeys(one.log.partitions(_select_existing(read, there)), 0)
     # A shadow writes no dead letters, so the positions of its curators do not matter here.
-    main = [committed for group, committed in asked.items() if not group.is_shadow]
-    found = {partition_id: commit.offset for each in main for partition_id, commit in each.commits.items()}
+    found = commits.merge_offsets(committed for group, committed in asked.items() if not group.is_shadow)
     for topic, variant in curated.items():
         reported = one.fold.account.chains[variant].positions.last
         found |= {(topic, partition): offset for partition, offset in reported.items()}

@@ -8,7 +8,6 @@ other records are refused. The recipe comes last, so that no component joins an 
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -195,9 +194,8 @@ def _put_objects(archive: Archive, target: Target) -> int:
     with ObjectStore(replace(target.store, prefix="")) as store, open_progress("putting objects") as tell:
         store.ensure_bucket()
         for count, (key, one) in enumerate(held.items(), 1):
-            with archive.open_object(key) as path, path.open("rb") as file:
-                content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if one.size_bytes else b""
-                store.put_named(StoredObject(key, one.sha256, one.size_bytes), content)
+            with archive.open_object(key) as path:
+                store.put_file(StoredObject(key, one.sha256, one.size_bytes), path)
             tell(count, len(held))
     return len(held)
 

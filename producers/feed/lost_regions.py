@@ -39,7 +39,7 @@ class LostRegions:
             now_s: The time.
         """
         waiting: dict[str, list[GroupId]] = {}
-        for group, task in tasks.items():
+        for group, task in tasks.items() if self._after_s else ():  # most runs have no regions, and many open tasks
             if region_of(group.stream) in self._after_s and task.unacknowledged and not task.is_home:
                 waiting.setdefault(group.stream, []).append(group)
         before, self._silences = self._silences, {}

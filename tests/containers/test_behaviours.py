@@ -31,7 +31,7 @@ from test_run_loop import (
 from test_servers import (
     test_a_bucket_without_rights_gives_one_clear_error,
     test_a_missing_object_is_told,
-    test_an_empty_object_and_an_empty_part_are_right,
-    test_an_object_comes_back_whole_in_part_and_as_a_file,
+    test_an_empty_object_is_right,
+    test_an_object_comes_back_whole_and_as_a_file,
 )
 from test_trainer import test_a_killed_trainer_comes_back_to_the_same_bits_and_trains_every_group_once, train

@@ -240,24 +240,22 @@ def test_a_server_that_does_not_stop_is_killed(own_store: EmbeddedStore) -> None
 
 
 @pytest.mark.servers
-def test_an_object_comes_back_whole_in_part_and_as_a_file(store: ObjectStore, tmp_path: Path, run_name: str) -> None:
+def test_an_object_comes_back_whole_and_as_a_file(store: ObjectStore, tmp_path: Path, run_name: str) -> None:
     data = os.urandom(20 * 1024 * 1024)  # three parts
     stored = store.put(memoryview(data), "groups", ".bin")
     assert stored.key == f"{run_name}/groups/{hashlib.sha256(data).hexdigest()}.bin"
     assert stored.size_bytes == len(data)
     assert store.has_object(stored.key)
     assert store.get(stored.key, stored.sha256, stored.size_bytes) == data
-    assert store.get_range(stored.key, 9_000_000, 1_000) == data[9_000_000:9_001_000]
     store.get_to_file(stored.key, stored.sha256, stored.size_bytes, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == data
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 @pytest.mark.servers
-def test_an_empty_object_and_an_empty_part_are_right(store: ObjectStore) -> None:
+def test_an_empty_object_is_right(store: ObjectStore) -> None:
     stored = store.put(b"", "groups")
     assert store.get(stored.key, stored.sha256, 0) == b""
-    assert store.get_range(stored.key, 0, 0) == b""
 
 
 @pytest.mark.servers
@@ -266,8 +264,6 @@ def test_a_missing_object_is_told(store: ObjectStore, run_name: str) -> None:
     assert not store.has_object(key)
     with pytest.raises(ObjectMissing, match=run_name):
         store.get(key, "0" * 64, 10)
-    with pytest.raises(ObjectMissing):
-        store.get_range(key, 0, 10)
 
 
 @pytest.mark.servers
@@ -294,8 +290,6 @@ def test_a_torn_object_is_refused(store: ObjectStore, store_server: EmbeddedStor
     with pytest.raises(ObjectCorrupt, match="has 10 bytes, but the record that names it says 11"):
         store.get_to_file(stored.key, stored.sha256, 11, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-    with pytest.raises(ObjectCorrupt, match="ends before"):
-        store.get_range(stored.key, 8, 5)
 
 
 @pytest.mark.servers

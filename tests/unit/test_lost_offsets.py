@@ -66,17 +66,26 @@ class Summing:
         self.seen = json.loads(body)
 
 
+class Unreadable(TopicPartition):
+    """A commit whose text another client wrote."""
+
+    @property
+    def metadata(self) -> str:
+        return b"\xff".decode()
+
+
 def append(partition_id: PartitionId, *records: tuple[bytes, bytes]) -> None:
     log = LOG.setdefault(partition_id, [])
     for key, value in records:
         log.append(Message(*partition_id, len(log), key, value, [("use", b"0")]))
 
 
-def restored(monkeypatch: pytest.MonkeyPatch, committed: int = OFFSET_INVALID, metadata: str = "") -> Restored:
+def restored(monkeypatch: pytest.MonkeyPatch, committed: int = OFFSET_INVALID, metadata: str | None = "") -> Restored:
     monkeypatch.setattr(group_restore, "TopicReader", InMemory)
     monkeypatch.setattr(group_restore, "refuse_lost_tail", lambda *_: None)
     member = Membership(Connection("k:1"), "curate.p", "r", "g", ("in",), "state")
-    restore = Restore(member, [TopicPartition(*IN, committed, metadata)], lambda _: Summing())
+    commit = Unreadable(*IN, committed) if metadata is None else TopicPartition(*IN, committed, metadata)
+    restore = Restore(member, [commit], lambda _: Summing())
     found: Any = None
     while found is None:
         found = restore.continue_for(10)
@@ -144,14 +153,15 @@ BRANCH = "`headrace up RECIPE --set name=state-2 --branch kafka://k:1/state@best
     ("metadata", "lost", "commands"),
     [
         ("theirs", "another program commits offsets for consumer group", (FORGET,)),
+        (None, "another program commits offsets for consumer group", (FORGET,)),
         ('{"snapshot": 2}', "groups of this partition were trained on, and some could", (FORGET, BRANCH)),
         ('{"snapshot": 3}', "groups of this partition were trained on, and some could", (FORGET, BRANCH)),
         ('{"snapshot": 4}', "If another version of Headrace wrote it, nothing is lost", (BRANCH,)),
     ],
-    ids=["another program's", "another component's", "gone", "not to be read"],
+    ids=["another program's", "not UTF-8", "another component's", "gone", "not to be read"],
 )
 def test_what_is_lost_is_named_with_its_cost_and_the_command_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, metadata: str, lost: str, commands: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, metadata: str | None, lost: str, commands: tuple[str, ...]
 ) -> None:
     if metadata == '{"snapshot": 4}':
         unreadable = Snapshot("r", "curate.p", "in", 0, {"in[0]": 3}, b"[1, 2")

@@ -119,13 +119,6 @@ def test_wrong_bytes_are_refused(body: bytes, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_that_ignores_ranges_still_gives_the_right_part() -> None:
-    with answering(200, DATA) as store:
-        assert store.get_range("k", 3, 4) == DATA[3:7]
-        with pytest.raises(ObjectCorrupt, match="ends before byte 12"):
-            store.get_range("k", 8, 4)
-
-
 def test_a_refusal_becomes_the_error_that_says_what_to_do() -> None:
     plain, other = "application/xml", "text/xml; charset=utf-8"
     for status, code, content_type, error in (

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
 import pytest
 from made_recipes import sums_recipe
 from pydantic import ValidationError
 
 from headrace.consumers.relay.mirror import plan_mirror
 from headrace.consumers.relay.way import Published, RelayWay
+from headrace.infra.embedded.data_folder import UP, DataFolder
 from headrace.infra.embedded.mirror_maker import translate_client
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ops.cleaning import clean_folder
 from headrace.producers.feed.lost_regions import LostRegions
 from headrace.producers.feed.pacing import Pacing, Quota
 from headrace.schemas.ids import GroupId
@@ -118,6 +126,14 @@ def test_a_relay_that_starts_again_goes_on_after_what_the_region_has() -> None:
     assert way(*events, held="w2", relayed=2).plan() == [Published(3, events[3])]
 
 
+def test_an_object_that_is_lost_at_home_is_gone_round_once_whole_weights_are_published_again() -> None:
+    new = way(published(0, "anchor", 10), published(1), published(2), held="w0", relayed=0)
+    new.leave_out(new.plan()[0])
+    assert new.plan() == []
+    new.fold_event(3, published(2, "whole", 10))
+    assert [one.offset for one in new.plan()] == [3], "two deltas are cheaper, but one is lost"
+
+
 def test_a_mirror_copies_committed_tasks_out_and_what_workers_write_back() -> None:
     plan = plan_mirror(run("home:1"), run("west:2"), "west")
     lines = dict(line.split("=", 1) for line in plan.render().splitlines())
@@ -136,3 +152,21 @@ def test_logins_are_given_to_the_mirror_in_the_form_of_java() -> None:
     assert "linger.ms" not in found
     with pytest.raises(UsageError, match="cannot log in to the Kafka of west"):
         translate_client({"sasl.mechanism": "GSSAPI"}, "west")
+
+
+@pytest.mark.parametrize("server", ["kafka", "store", "mirror"])
+def test_clean_stops_and_removes_the_servers_that_a_region_left(tmp_path: Path, server: str) -> None:
+    folder = DataFolder(tmp_path / "data")
+    place = folder.regions / "west" / server
+    place.mkdir(parents=True)
+    with folder.hold(UP):
+        pass
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", place]) as left:
+        record = {"pid": left.pid, "created": psutil.Process(left.pid).create_time()}
+        (place / "server.json").write_text(json.dumps(record))
+        try:
+            assert clean_folder(folder)[1] == []
+            left.wait(10)
+        finally:
+            left.kill()
+    assert not folder.root.exists()

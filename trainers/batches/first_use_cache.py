@@ -69,8 +69,6 @@ class FirstUseCache:
         self._firsts: LRUCache[PartitionGroup, CuratedGroup] = LRUCache(most_bytes, estimate_bytes)
         self._offsets: LRUCache[PartitionGroup, int] = LRUCache(most_offsets)
         self._wanted = False
-        self.read_again = 0
-        """How many first uses were read from the log."""
 
     def complete(self, message: Message, curated: CuratedGroup) -> CuratedGroup | None:
         """Return a curated record with its group: its own, or that of its first use.
@@ -94,7 +92,6 @@ class FirstUseCache:
         return complete_replay(curated, first)
 
     def _read(self, message: Message, curated: CuratedGroup) -> Message | None:
-        self.read_again += 1
         offset = self._offsets.get((message.partition, GroupId.of(curated)))
         if offset is not None:
             return self._source.at(message.partition, offset)
