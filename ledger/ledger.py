@@ -39,6 +39,7 @@ WITH_IDS = (
     "weights",
     "evaluation",
     "revision",
+    "scaling",
     "dead_letter",
     "death",
     "task",

@@ -61,13 +61,13 @@ MOST_ATTRIBUTES = 20
 OVER_THE_LIMIT: dict[str, str] = {}
 """File, or class of it, to the reason why it may be longer or hold more than others."""
 BUDGET = {
-    "app": 5000,
+    "app": 5050,
     "benchmarks": 3500,
     "consumers": 3000,
     "envs": 7200,
     "infra": 11600,
     "ledger": 900,
-    "ops": 13300,
+    "ops": 13800,
     "producers": 8700,
     "recipes": 0,
     "schemas": 1500,
