@@ -33,7 +33,7 @@ class KubernetesScaler:
         except ImportError as error:
             raise UsageError("--kubernetes needs the package kubernetes: make install EXTRAS=kubernetes") from error
         try:
-            config.load_config()
+            _load_settings(config)
         except config.ConfigException as error:
             raise UsageError(
                 f"--kubernetes finds no settings of a cluster ({error}): run it in a Pod, or let KUBECONFIG name a file"
@@ -64,3 +64,11 @@ class KubernetesScaler:
             raise ScalerAway(why) from error
         except HTTPError as error:
             raise ScalerAway(f"cannot {doing} the scale of {self.name}: {error}") from error
+
+
+def _load_settings(config: Any) -> None:
+    """Take the settings of the Pod that this runs in, else the user's. `load_config` of the client prints."""
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        config.load_kube_config()

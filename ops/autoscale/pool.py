@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from headrace.infra.inflection import inflect
-from headrace.ops.autoscale.rule import LOOK_BACK, URGENT_AFTER, Choice, Move, Step, choose_count, find_floor
+from headrace.ops.autoscale.rule import LOOK_BACK, URGENT_AFTER, Choice, Move, Step, choose_count, find_mistakes
 
 SETTLE_S = 90.0
 """Longest wait for a new number of workers to play, in seconds; the pool may have workers that it does not count."""
@@ -79,8 +79,7 @@ class PoolWatch:
         if least < URGENT_AFTER:
             return f"fewer than {URGENT_AFTER} versions were made with this number of workers"
         busy = {policy: self._find_busy_share(policy, made) for policy, made in steps.items()}
-        floors = (find_floor(self._moves, policy, at) for policy, at in seen.newest.items())
-        found = choose_count(seen.count, steps, busy, self._limits, max(floors))
+        found = choose_count(seen.count, steps, busy, self._limits, find_mistakes(self._moves))
         few = f"{least} of {LOOK_BACK} versions were made with this number of workers"
         return found or (few if least < LOOK_BACK else "")
 

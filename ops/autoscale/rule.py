@@ -7,7 +7,7 @@ have more room than they need.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,8 +21,8 @@ STARVES, IDLES = 0.10, 0.05
 MOST_WAIT = 0.95
 SPARE = 1.10
 """Workers that are kept for each that is needed."""
-REGRET_WITHIN, REMEMBER_FOR = 3 * LOOK_BACK, 10 * LOOK_BACK
-"""In versions: how soon workers must be added again for their removal to be a mistake, and how long that is avoided."""
+REGRET_WITHIN = 3 * LOOK_BACK
+"""Versions within which workers must be added again for their removal to have been a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,11 @@ def compute_count(count: int, demand: Demand) -> int:
 
 
 def choose_count(
-    count: int, steps: Mapping[str, Sequence[Step]], busy: Mapping[str, float], limits: tuple[int, int], floor: int = 1
+    count: int,
+    steps: Mapping[str, Sequence[Step]],
+    busy: Mapping[str, float],
+    limits: tuple[int, int],
+    mistakes: Collection[int] = (),
 ) -> Choice | None:
     """Return the new number of a pool's workers, by the most starved of its trainers; None to leave it as it is.
 
@@ -111,47 +115,48 @@ def choose_count(
         steps: Policy to the versions that it has made with this number of workers, oldest first.
         busy: Policy to the share of the workers' room that was in use meanwhile.
         limits: Least and most workers.
-        floor: Number below which no worker is removed, because fewer were too few before.
+        mistakes: Numbers that were too few before, of `find_mistakes`.
     """
     urgent = [Demand.of(policy, made[-URGENT_AFTER:]) for policy, made in steps.items() if len(made) >= URGENT_AFTER]
     starved = max(urgent, key=lambda one: one.wait_share, default=None)
     if starved is not None and starved.wait_share > URGENT:
-        return _choose(count, starved, limits, floor)
+        return _choose(count, starved, limits, mistakes)
     if any(len(made) < LOOK_BACK for made in steps.values()) or not steps:
         return None
     whole = [Demand.of(policy, made[-LOOK_BACK:], busy[policy]) for policy, made in steps.items()]
-    return _choose(count, max(whole, key=lambda one: (one.wait_share, one.busy_share)), limits, floor)
+    return _choose(count, max(whole, key=lambda one: (one.wait_share, one.busy_share)), limits, mistakes)
 
 
-def find_floor(moves: Sequence[Move], policy: str, version: int) -> int:
-    """Return the number below which no worker is removed now, because their removal was a mistake before.
+def find_mistakes(moves: Sequence[Move]) -> set[int]:
+    """Return the numbers of workers that were soon too few, since the load rose last.
+
+    Without this memory, a number between two loads would be left and taken again for ever.
 
     Args:
-        moves: Earlier decisions on the pool, oldest first.
-        policy: The most starved policy now.
-        version: Its newest version.
+        moves: Decisions on the pool, oldest first.
     """
-    own = [move for move in moves if move.policy == policy]
-    floors = [
-        fall.after + 1
-        for fall, rise in pairwise(own)
-        if fall.after < fall.before
-        and rise.after > rise.before
-        and rise.version - fall.version <= REGRET_WITHIN
-        and version - rise.version < REMEMBER_FOR
-    ]
-    return max(floors, default=1)
+    found = set[int]()
+    for before, move in pairwise((None, *moves)):
+        if move is None or move.after <= move.before:
+            continue
+        if before is not None and before.after < before.before and move.version - before.version <= REGRET_WITHIN:
+            found.add(before.after)
+        elif before is None or before.after < before.before:
+            found.clear()  # a rise that follows no removal: the load has risen
+    return found
 
 
-def _choose(count: int, demand: Demand, limits: tuple[int, int], floor: int) -> Choice | None:
+def _choose(count: int, demand: Demand, limits: tuple[int, int], mistakes: Collection[int]) -> Choice | None:
     least, most = limits
-    wanted = compute_count(count, demand)
-    chosen = max(least, min(most, max(wanted, min(floor, count))))
+    wanted = allowed = compute_count(count, demand)
+    if wanted < count and mistakes and min(mistakes) <= wanted <= max(mistakes):
+        allowed = min(count, max(mistakes) + 1)
+    chosen = max(least, min(most, allowed))
     return None if chosen == count else Choice(chosen, _explain(count, wanted, chosen, demand, limits), demand)
 
 
 def _explain(count: int, wanted: int, chosen: int, demand: Demand, limits: tuple[int, int]) -> str:
-    over = f"over {demand.versions} versions up to {demand.version}"
+    over = f"over versions {demand.version - demand.versions + 1} to {demand.version}"
     waits = f"the trainer of {demand.policy} waited for groups for {demand.wait_share:.0%} of its time {over}"
     if demand.wait_share > STARVES:
         why = f"{waits}, so it needs {wanted} workers"
