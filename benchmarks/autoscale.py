@@ -242,8 +242,8 @@ def show(found: Mapping[str, Measured], console: Console) -> dict[str, float]:
         return {}
     ratios = {"worker_seconds": auto.per_version / best.per_version, "wall": auto.wall_s / best.wall_s}
     goals = {"worker_seconds": GOAL, "wall": 1 + WALL_WITHIN}
-    words = ", ".join(f"{name} {ratio:.3f} (goal: at most {goals[name]})" for name, ratio in ratios.items())
-    console.print(f"against the best fixed pool, {best.side} workers: {words}")
+    said = ", ".join(f"{name} {ratio:.3f} (goal: at most {goals[name]})" for name, ratio in ratios.items())
+    console.print(f"against the best fixed pool, {best.side} workers: {said}")
     return ratios
 
 

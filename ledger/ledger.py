@@ -287,6 +287,11 @@ class Ledger:
         return self._readable.topics
 
     @property
+    def young_topics(self) -> tuple[str, ...]:
+        """Those of them that runs of older builds may lack."""
+        return self._readable.young_topics
+
+    @property
     def positions(self) -> dict[PartitionId, int]:
         """Next offset of every partition that is in the ledger."""
         return {partition: position for partition, (_, position, _) in self._places.items()}

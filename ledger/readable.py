@@ -38,6 +38,8 @@ class Readable:
         self._kinds |= {topics.dead_letters: DeadLetter, topics.scaling: ScalingDecision}
         self.topics = (*self._plain, *self._kinds, topics.state)
         """Topics whose messages have rows; of the state, only the feeder's snapshot."""
+        self.young_topics = (topics.scaling,)
+        """Those of them that runs of older builds lack until they are resumed."""
 
     def is_end_of_worker(self, message: Message) -> bool:
         """Return whether a message removes the status of a worker."""

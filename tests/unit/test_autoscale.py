@@ -20,6 +20,7 @@ from headrace.infra.embedded.data_folder import UP, DataFolder, RunNotes
 from headrace.infra.embedded.scale_files import AskedCount, ask_for
 from headrace.infra.errors import UsageError
 from headrace.infra.process.signals import MustRestart
+from headrace.ledger import follow as follow_module
 from headrace.ops.autoscale.autoscaler import Autoscaler, AutoscaleRequest, choose_workflows, follow
 from headrace.ops.autoscale.evidence import list_moves, list_steps, look_at_pool
 from headrace.ops.autoscale.pool import SETTLE_S, PoolWatch, Seen
@@ -303,6 +304,25 @@ def test_the_ledger_keeps_every_decision_and_shows_the_newest_of_each_pool() -> 
         "rollout-sums: 4 → 3 workers: so it is",
     ]
     assert list_moves(ledger, "sums") == [Move("solver", 7, 1, 4), Move("solver", 7, 4, 3)]
+
+
+def test_a_run_of_an_older_build_which_has_no_topic_of_decisions_is_read_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, read = {RECIPE.topics.scaling}, set[str]()
+    reader = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(
+        follow_module, "list_partitions", lambda _, topics: [(one, 0) for one in topics if one in there]
+    )
+    monkeypatch.setattr(follow_module, "find_start_positions", lambda _, topics: read.update(topics) or {})
+    monkeypatch.setattr(follow_module, "TopicReader", lambda *_: reader)
+    ledger = MadeLedger(RECIPE)
+    follower = follow_module.Follower(cast("Any", None), ledger, ledger.topics, "test")
+    assert read == set(ledger.topics)
+    there.clear()
+    read.clear()
+    follower.begin_again()
+    assert read == set(ledger.topics) - {RECIPE.topics.scaling}
 
 
 # ------------------------------------------------------------------------------------------------------- what is done

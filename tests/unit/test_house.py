@@ -62,7 +62,7 @@ OVER_THE_LIMIT: dict[str, str] = {}
 """File, or class of it, to the reason why it may be longer or hold more than others."""
 BUDGET = {
     "app": 5050,
-    "benchmarks": 3500,
+    "benchmarks": 3700,
     "consumers": 3000,
     "envs": 7200,
     "infra": 11600,
