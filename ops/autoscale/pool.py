@@ -55,12 +55,14 @@ class PoolWatch:
 
     def look(self, seen: Seen) -> Choice | str:
         """Take in a moment; return the number to ask for, or why there is none; empty if the present one is right."""
-        if seen.count != self._count:
+        if seen.count != self._count or not seen.playing:  # after an outage, too, whose wait says nothing of the number
             self._begin(seen)
         if not seen.newest:
             return "every trainer of the workflow has made its last version"
         if not seen.count:
             return "the pool is paused, as it has 0 workers: `headrace scale rollout=N` starts some"
+        if not seen.playing:
+            return "no worker of the workflow reports that it plays: they are starting, or they or Kafka are away"
         if self._since is None:
             is_complete = seen.playing == seen.count
             if not is_complete and seen.now_s - self._changed_s < SETTLE_S:

@@ -244,6 +244,15 @@ def test_a_number_that_is_never_reached_is_judged_after_a_while() -> None:
     )
 
 
+def test_the_wait_of_an_outage_adds_no_workers() -> None:
+    watch = PoolWatch((1, 8))
+    watch.look(seen(2, 20))
+    assert "they are starting, or they or Kafka are away" in str(watch.look(seen(2, 23, playing=0)))
+    assert watch.look(seen(2, 24)) == "fewer than 3 versions were made with this number of workers"
+    assert watch.look(seen(2, 27)) == "fewer than 3 versions were made with this number of workers"
+    assert isinstance(watch.look(seen(2, 28)), Choice)
+
+
 def test_a_paused_pool_and_one_whose_trainers_are_done_are_left_alone() -> None:
     watch = PoolWatch((1, 8))
     assert "has 0 workers: `headrace scale rollout=N` starts some" in str(watch.look(seen(0, 20)))
