@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, LogTruncated, Message
+from headrace.infra.kafka.cluster_topics import list_partitions
 from headrace.infra.kafka.topic_reader import PartitionId, TopicReader, find_start_positions
 from headrace.infra.run.run import Run
 from headrace.ledger.ledger import Ledger, LedgerRemade
@@ -37,7 +38,9 @@ class Follower:
 
     def _open(self) -> TopicReader:
         known = self.ledger.positions
-        begin = find_start_positions(self._connection, self._topics)
+        young = [topic for topic in self._topics if topic in self.ledger.young_topics]
+        lacking = set(young) - {topic for topic, _ in list_partitions(self._connection, young)}
+        begin = find_start_positions(self._connection, [topic for topic in self._topics if topic not in lacking])
         return TopicReader(
             self._connection, {one: max(offset, known.get(one, 0)) for one, offset in begin.items()}, self._name
         )

@@ -39,6 +39,7 @@ WITH_IDS = (
     "weights",
     "evaluation",
     "revision",
+    "scaling",
     "dead_letter",
     "death",
     "task",
@@ -284,6 +285,11 @@ class Ledger:
     def topics(self) -> tuple[str, ...]:
         """Topics whose messages have rows."""
         return self._readable.topics
+
+    @property
+    def young_topics(self) -> tuple[str, ...]:
+        """Those of them that runs of older builds may lack."""
+        return self._readable.young_topics
 
     @property
     def positions(self) -> dict[PartitionId, int]:

@@ -15,6 +15,7 @@ from headrace.schemas.records import (
     EvalResult,
     Outcome,
     RecipeRevision,
+    ScalingDecision,
     WeightsPublished,
     WorkerStatus,
 )
@@ -34,9 +35,11 @@ class Readable:
         self._kinds: dict[str, type[Any]] = {topics.recipe: RecipeRevision, topics.workers: WorkerStatus}
         self._kinds |= {topics.weights(one): WeightsPublished for one in variants}
         self._kinds |= {topics.evals(policy): EvalResult for policy in streams.recipe.policies}
-        self._kinds |= {topics.dead_letters: DeadLetter}
+        self._kinds |= {topics.dead_letters: DeadLetter, topics.scaling: ScalingDecision}
         self.topics = (*self._plain, *self._kinds, topics.state)
         """Topics whose messages have rows; of the state, only the feeder's snapshot."""
+        self.young_topics = (topics.scaling,)
+        """Those of them that runs of older builds lack until they are resumed."""
 
     def is_end_of_worker(self, message: Message) -> bool:
         """Return whether a message removes the status of a worker."""
@@ -63,6 +66,8 @@ class Readable:
             rows.add_evaluation(message, record)
         elif isinstance(record, RecipeRevision):
             rows.add_revision(message, record)
+        elif isinstance(record, ScalingDecision):
+            rows.add_scaling(message, record)
         return record if isinstance(record, WorkerStatus) else None
 
     def _add_plain(self, rows: Rows, message: Message, partition_id: int, kind: type[Outcome | BatchTrained]) -> None:

@@ -19,7 +19,14 @@ from headrace.ledger.run_streams import RunStreams
 from headrace.schemas.digests import compute_digest, digest_batch
 from headrace.schemas.episode_errors import MALFORMED, error_key_of
 from headrace.schemas.headers import HeaderError, Stamp
-from headrace.schemas.records import DeadLetter, EpisodeError, EvalResult, RecipeRevision, WeightsPublished
+from headrace.schemas.records import (
+    DeadLetter,
+    EpisodeError,
+    EvalResult,
+    RecipeRevision,
+    ScalingDecision,
+    WeightsPublished,
+)
 from headrace.schemas.topics import is_eval, policy_variant_of
 from headrace.schemas.version_records import OFF_POLICY_GAP
 
@@ -139,6 +146,10 @@ class Rows:
     def add_revision(self, message: Message, record: RecipeRevision) -> None:
         """Add a record of the recipe topic."""
         self.add("revision", record.revision, record.created_ms, message.value)
+
+    def add_scaling(self, message: Message, decision: ScalingDecision) -> None:
+        """Add a decision of the autoscaler."""
+        self.add("scaling", decision.pool, message.value)
 
     def add_dead_letter(self, message: Message, partition_id: int, one: DeadLetter, streams: RunStreams) -> None:
         """Add a dead letter or a redrive, and the numbers that it concludes or opens again."""

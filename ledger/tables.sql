@@ -108,6 +108,8 @@ CREATE INDEX weights_of_version ON weights (variant, version);
 CREATE TABLE evaluation (id INTEGER PRIMARY KEY, policy TEXT NOT NULL, value BLOB NOT NULL);
 CREATE TABLE revision (id INTEGER PRIMARY KEY, revision INTEGER NOT NULL, created_ms INTEGER NOT NULL, value BLOB NOT NULL);
 
+CREATE TABLE scaling (id INTEGER PRIMARY KEY, pool TEXT NOT NULL, value BLOB NOT NULL);
+
 -- The newest status of a worker; seen_ms: by the clock of this machine if it came while a process watched.
 CREATE TABLE worker (
     key BLOB PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, seen_ms INTEGER NOT NULL, value BLOB NOT NULL

@@ -18,6 +18,8 @@ from headrace.consumers.evaluate.evaluator import Evaluator
 from headrace.consumers.relay.relay import PolicyRelay
 from headrace.infra.run.group_consumer import GroupConsumer
 from headrace.infra.run.run import RecipeNews
+from headrace.ops.autoscale.autoscaler import build_decision, follow
+from headrace.ops.autoscale.evidence import compute_busy_share, list_moves, list_steps
 from headrace.producers.feed.feed_state import FeedState
 from headrace.producers.feed.feeder import Feeder
 from headrace.producers.feed.worked_examples import send_examples
@@ -33,6 +35,7 @@ from headrace.schemas.records import (
     EvalResult,
     Outcome,
     RecipeRevision,
+    ScalingDecision,
     Snapshot,
     Task,
     TrajectoryGroup,
@@ -82,8 +85,15 @@ TAKES: Mapping[str, tuple[Flow, ...]] = {
         Flow("curated", CuratedGroup, Trainer.take_group),
         Flow("recipe", RecipeRevision, Trainer.follow_recipe),
     ),
+    "autoscale": (
+        Flow("recipe", RecipeRevision, follow),
+        Flow("batches", BatchTrained, list_steps),
+        Flow("outcomes", Outcome, list_steps),
+        Flow("workers", WorkerStatus, compute_busy_share),
+        Flow("scaling", ScalingDecision, list_moves),
+    ),
 }
-"""Component to the records that it reads."""
+"""Component to the records that it reads; `autoscale` reads them from the ledger."""
 
 WRITES: Mapping[str, tuple[Flow, ...]] = {
     "feed": (
@@ -120,5 +130,6 @@ WRITES: Mapping[str, tuple[Flow, ...]] = {
         Flow("workers", WorkerStatus, open_heartbeat),
         Flow("dead-letters", DeadLetter, TrainerMessages.build_dead_letter),
     ),
+    "autoscale": (Flow("scaling", ScalingDecision, build_decision),),
 }
 """Component to the records that it writes. A dead letter about a shadow's record is an Outcome instead."""

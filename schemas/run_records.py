@@ -1,4 +1,4 @@
-"""Records of a run and its components: recipe, workers' status, dead letters, snapshots, warm start."""
+"""Records of a run and its components: recipe, workers' status and number, dead letters, snapshots, warm start."""
 
 from __future__ import annotations
 
@@ -154,6 +154,40 @@ class WorkerStatus:
     """Wall time of its start, in ms since the epoch."""
     updated_ms: int = 0
     """Wall time of this status, in ms since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDecision:
+    """A new number of workers of a pool, written before anything acts on it. autoscaler → itself, page."""
+
+    run_id: str = ""
+    """The run."""
+    pool: str = ""
+    """The workers that are meant: `rollout-<workflow>`."""
+    before: int = 0
+    """Number of workers that was asked before."""
+    after: int = 0
+    """Number of workers that is asked now."""
+    reason: str = ""
+    """Why, as a sentence."""
+    policy: str = ""
+    """Policy whose trainer decided: the most starved of those that the workflow trains."""
+    version: int = -1
+    """Newest version of that policy that the decision counts."""
+    versions: int = 0
+    """How many versions it counts."""
+    wait_share: float = 0.0
+    """Share of their time that the trainer waited for groups, at most 0.95."""
+    busy_share: float = 1.0
+    """Share of the workers' room that was in use meanwhile; 1 if not known."""
+    consumed: int = 0
+    """Groups that were trained on for the first time in these versions."""
+    entered: int = 0
+    """Groups that curators kept meanwhile."""
+    scaler: str = ""
+    """What it was told to: `up` and its data folder, or `kubernetes`, namespace and Deployment."""
+    created_ms: int = 0
+    """Wall time in ms since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

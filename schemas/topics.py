@@ -102,6 +102,11 @@ class Topics:
         return f"{self.run}.workers"
 
     @property
+    def scaling(self) -> str:
+        """ScalingDecision, one partition."""
+        return f"{self.run}.scaling"
+
+    @property
     def dead_letters(self) -> str:
         """DeadLetter."""
         return f"{self.run}.dead-letters"
@@ -161,6 +166,7 @@ class Topics:
         for shadow in shadows:
             specs += self._of_variant(shadow, partitions)
         specs.append(TopicSpec(self.workers, 1, NEWEST_OF_KEY, SOON_COMPACTED))
+        specs.append(TopicSpec(self.scaling, 1, FOR_EVER, WITH_LARGE_MESSAGES))
         specs.append(TopicSpec(self.dead_letters, 1, large))
         newest = {**NEWEST_OF_KEY, **WITH_LARGE_MESSAGES}
         specs.append(TopicSpec(self.state, state_partitions, newest, SOON_COMPACTED))

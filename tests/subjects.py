@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 GATE = "gate"
 SUBJECTS = {
     "fuzz": "altered inputs of every reader",
-    "libraries": "losses, divergences and corrections beside those of TRL and verl, which are installed for it",
+    "libraries": "losses and corrections beside those of TRL and verl, the Kubernetes client; all are installed for it",
     "servers": "embedded servers, supervisor and fork server",
     "curation": "what curators decide on a real broker, dead letters sent back",
     "weights": "versions, anchors and deltas in a real store; gc",

@@ -21,7 +21,7 @@ from headrace.app.cli.options import CHECK_FAILED, CLICK_ERROR, JSON
 from headrace.app.cli.parts import curate, evaluate, feed, mirror, relay, rollout, train
 from headrace.app.cli.retrain import retrain
 from headrace.app.cli.run import check_engine, check_tasks, compare, swap, try_recipe, up
-from headrace.app.cli.scale import scale
+from headrace.app.cli.scale import autoscale, scale
 from headrace.app.cli.servers import clean, doctor, store_policy, topics
 from headrace.app.cli.streams import replace_what_cannot_be_encoded
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
@@ -50,7 +50,7 @@ COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (LOOK_PANEL, (status, watch, audit, dead_letters)),
     (RUN, (redrive, gc)),
     (LOOK_PANEL, (lineage, inspect, retrain, discards)),
-    (RUN, (swap, scale, archive, replay, compare, export_trajectories)),
+    (RUN, (swap, scale, autoscale, archive, replay, compare, export_trajectories)),
     (LOOK_PANEL, (topics, store_policy, doctor)),
 )
 """Panel and commands, in the order of `--help`; a command has the name of its function."""

@@ -1,4 +1,4 @@
-"""The command that changes how many workers and curators a running `headrace up` runs: `headrace scale`."""
+"""The commands that change how many workers and curators a run has: `headrace scale`, `headrace autoscale`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.app.cli.options import RUN_ADDRESS, DataChoice, JsonOption, log_quietly, print_answer
+from headrace.infra.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from headrace.app.launcher.scale import Scaled
+    from headrace.infra.run.run import Run
+    from headrace.ops.autoscale.scalers import Scaler
 
 
 def scale(
@@ -43,6 +46,57 @@ def scale(
 
     log_quietly()
     print_answer(ask(find_folder(run, data), numbers, workflow), _describe, as_json=as_json)
+
+
+def autoscale(  # noqa: PLR0913, PLR0917 - options, each given by its name
+    run: Annotated[str | None, RUN_ADDRESS] = None,
+    data: DataChoice = None,
+    least: Annotated[int, typer.Option("--min", min=1, help="Least workers of a workflow.")] = 1,
+    most: Annotated[
+        int | None,
+        typer.Option("--max", min=1, help="Most workers of a workflow.", show_default="partitions of its tasks"),
+    ] = None,
+    workflow: Annotated[str | None, typer.Option(help="Whose workers are meant; default: each.")] = None,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    kubernetes: Annotated[
+        str | None,
+        typer.Option(metavar="NAMESPACE/DEPLOYMENT", help="Scale this Deployment instead of a `headrace up` here."),
+    ] = None,
+) -> None:
+    """Change the number of rollout workers by how long the trainers wait for groups, until the run ends.
+
+    Workers are added when the trainer waits for more than 10 % of its time, and removed when it waits for less than 5 %
+    and the workers have room that they do not need. Each decision is a record on the topic `scaling`, with its reason;
+    `headrace status` shows the newest. One autoscaler per workflow: a second one replaces the first.
+
+    Example: [bold]headrace autoscale --data .headrace/arithmetic --max 8[/]
+
+    Example: [bold]headrace autoscale --run kafka://kafka-1:9092/my-run --kubernetes headrace/rollout-sums[/]
+    """
+    from headrace.app.launcher.scale import find_folder
+    from headrace.ops.autoscale.autoscaler import AutoscaleRequest, main
+
+    request = AutoscaleRequest(least, most, workflow, every)
+    if kubernetes is not None and run:
+        main(run, request, lambda joined: _open_kubernetes(kubernetes, joined, workflow))
+        return
+    folder = find_folder(run, data)
+    address = folder.require_notes().address
+    if kubernetes is not None:
+        main(address, request, lambda joined: _open_kubernetes(kubernetes, joined, workflow), folder.ledger)
+        return
+    from headrace.ops.autoscale.scalers import LocalScaler
+
+    main(address, request, lambda joined: LocalScaler(folder, joined.run_id, joined.recipe), folder.ledger)
+
+
+def _open_kubernetes(where: str, run: Run, workflow: str | None) -> Scaler:
+    from headrace.ops.autoscale.kubernetes_scaler import KubernetesScaler
+
+    if workflow is None and len(run.recipe.workflows) > 1:
+        names = ", ".join(run.recipe.workflows)
+        raise UsageError(f"the run has several workflows, {names}, and a Deployment runs one: name it by --workflow")
+    return KubernetesScaler(where)
 
 
 def _describe(found: Scaled) -> RenderableType:

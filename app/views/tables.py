@@ -17,7 +17,7 @@ from headrace.app.views.safe_text import Text
 from headrace.app.views.weights_page import describe_weights
 from headrace.infra.inflection import inflect
 from headrace.infra.utc import format_utc
-from headrace.schemas.records import WorkerStatus
+from headrace.schemas.records import ScalingDecision, WorkerStatus
 
 if TYPE_CHECKING:  # each command imports its own tool alone
     from headrace.ops.audit.findings import AuditReport
@@ -52,7 +52,8 @@ def status_table(status: Status) -> RenderableType:
     ):
         table.add_row("replays", Text(line))
     data = (("data", line) for line in environment_lines(found.environments))
-    for word, line in (*_describe_revisions(found), *_describe_selections(found), *data):
+    scaled = (("scaled", describe_scaling(decision)) for decision in found.scaling)
+    for word, line in (*_describe_revisions(found), *_describe_selections(found), *data, *scaled):
         table.add_row(word, Text(line))
     if found.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(found.unnumbered_letters)))
@@ -150,6 +151,12 @@ def describe_shadow(policy_variant: str, shadow: ShadowFigures) -> str:
         words.append(f"off-policy gap {gap:.1e}" + (f" (its policy: {beside:.1e})" if beside is not None else ""))
     words.append(f"groups {groups.trained} trained, discarded {discarded}, {groups.in_flight} in flight")
     return " · ".join(words)
+
+
+def describe_scaling(decision: ScalingDecision) -> str:
+    """Return a decision of the autoscaler in words."""
+    workers = inflect(decision.after, "worker")
+    return f"{decision.pool}: {decision.before} → {decision.after} {workers}: {decision.reason}"
 
 
 def describe_waste(count: int, tokens: int, *, is_all: bool) -> str:

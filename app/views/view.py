@@ -16,7 +16,7 @@ from headrace.app.views.columns import make_facts
 from headrace.app.views.dead_letters import describe_unnumbered
 from headrace.app.views.evaluation_words import describe_evaluation, describe_failed, group_by_workflow
 from headrace.app.views.safe_text import Text
-from headrace.app.views.tables import describe_shadow, replay_lines
+from headrace.app.views.tables import describe_scaling, describe_shadow, replay_lines
 from headrace.infra.inflection import inflect
 from headrace.infra.process.child_life import ChildState
 from headrace.infra.recipe.settings import Recipe
@@ -209,9 +209,8 @@ def _build_numbers_table(moment: Moment) -> Table:
             table.add_row("tasks" if len(figures.selection) == 1 else f"tasks {stream}", Text(words))
     if figures.unnumbered_letters:
         table.add_row("dead letters", Text(describe_unnumbered(figures.unnumbered_letters)))
-    if not figures.ended:  # after the end unread groups do not matter
-        table.add_row("lag", Text(_describe_lag(moment)))
-    table.add_row("workers", Text(_describe_workers(moment)))
+    for label, words in _list_worker_rows(moment):
+        table.add_row(label, Text(words))
     return table
 
 
@@ -220,6 +219,14 @@ def _list_step_rows(moment: Moment) -> Iterator[tuple[str, str]]:
         yield _make_label("step", policy, moment.recipe), _describe_step(pulse)
         if answers := describe_answers(pulse.metrics):
             yield _make_label("batch mean", policy, moment.recipe), answers
+
+
+def _list_worker_rows(moment: Moment) -> Iterator[tuple[str, str]]:
+    figures = moment.figures
+    if not figures.ended:  # after the end unread groups do not matter
+        yield "lag", _describe_lag(moment)
+    yield from (("scaled", describe_scaling(decision)) for decision in figures.scaling)
+    yield "workers", _describe_workers(moment)
 
 
 def _make_label(word: str, policy: str, recipe: Recipe) -> str:

@@ -34,7 +34,7 @@ from headrace.ops.figures.run_figures import (
 from headrace.ops.figures.standstill import Seen, Standstill, Surroundings, describe_discards, standstill
 from headrace.ops.figures.version_figures import Versions
 from headrace.ops.figures.weights_figures import find_weights_figures
-from headrace.ops.figures.workers import list_missing_kinds, list_workers
+from headrace.ops.figures.workers import list_missing_kinds, list_scaling, list_workers
 from headrace.schemas.records import WorkerStatus
 from headrace.schemas.topics import eval_stream, policy_of
 
@@ -127,6 +127,7 @@ class Figures:
             shadows={one: _find_shadow(versions, one, counts[one]) for one in self.recipe.shadow_variants},
             answers={policy: means for policy, means in answers.items() if means is not None},
             errors=list_errors(ledger),
+            scaling=list_scaling(ledger),
             advice=()
             if ended
             else (

@@ -11,7 +11,7 @@ from headrace.ops.episode_errors import ErrorSeen
 from headrace.ops.figures.revision_figures import RevisionFigures
 from headrace.ops.figures.standstill import Standstill
 from headrace.ops.figures.weights_figures import WeightsFigures
-from headrace.schemas.records import EvalResult, UsedEnvironment, WorkerStatus
+from headrace.schemas.records import EvalResult, ScalingDecision, UsedEnvironment, WorkerStatus
 
 MOST_ENTRIES_SHOWN = 16
 """Entries of a selector's list or table that are reported one by one; of a longer one the number is reported."""
@@ -173,6 +173,8 @@ class RunFigures:
     """Environment and data of each workflow, as the newest revision records them; only `headrace status` sets it."""
     answers: dict[str, dict[str, float]] = field(default_factory=dict)
     """Policy to the metrics of its newest version about its trajectories: length, turns, and parts of the reward."""
+    scaling: tuple[ScalingDecision, ...] = ()
+    """The newest decision of `headrace autoscale` on each pool of workers."""
     standstill: Standstill | None = None
     """Why the run makes no further version; None while versions come, and once the run has ended."""
 

@@ -1,4 +1,4 @@
-"""The newest status of every worker, from the ledger; and which kinds of workers there are."""
+"""The newest status of every worker, the newest decisions on their number, and which kinds of workers there are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.infra.recipe.settings import Recipe
 from headrace.ledger.ledger import Ledger
 from headrace.ledger.liveness import is_alive
 from headrace.schemas import codec
-from headrace.schemas.records import WorkerStatus
+from headrace.schemas.records import ScalingDecision, WorkerStatus
 from headrace.schemas.topics import eval_stream
 
 
@@ -42,3 +42,11 @@ def list_missing_kinds(recipe: Recipe, workers: Sequence[WorkerStatus], now_ms: 
             if kind and (workflow, kind) not in alive:
                 start = f"`headrace rollout --workflow {workflow} --kind {kind} --run ADDRESS`"
                 yield stream, f"{waits} for a worker of kind {kind}, and none is alive: start one by {start}."
+
+
+def list_scaling(ledger: Ledger) -> tuple[ScalingDecision, ...]:
+    """Return the autoscaler's newest decision on each pool of workers, by its name."""
+    rows = ledger.query(
+        "SELECT value FROM scaling WHERE id IN (SELECT max(id) FROM scaling GROUP BY pool) ORDER BY pool"
+    )
+    return tuple(codec.decode(value, ScalingDecision) for (value,) in rows)

@@ -1,4 +1,4 @@
-"""Installs TRL and verl beside Headrace, into `.venv/libraries`, for `test_against_libraries.py`; 450 MB."""
+"""Installs TRL, verl and the Kubernetes client beside Headrace, into `.venv/libraries`, for their tests; 0.6 GB."""
 
 import shutil
 import subprocess

@@ -15,6 +15,7 @@ SMALLEST = {
     "admission": ["--capacities", "3000", "--strides", "20"],
     "archive": ["--groups", "32", "--rounds", "1"],
     "audit": ["--groups", "200", "--rounds", "1"],
+    "autoscale": ["--minutes", "0.2", "--sides", "auto,2"],
     "data_algorithms": ["--groups", "1000", "--each", "50", "--rounds", "1"],
     "dataflow": ["--groups", "32", "--rounds", "1"],
     "engine": ["--batches", "2", "--new-tokens", "8", "--rounds", "1"],

@@ -20,6 +20,20 @@ WORDS = (
     *("--set", "feed.solved_share=1", "--set", "kafka.partitions=4"),
 )
 
+STARVING = """
+extends = "efficient-data/scripted"
+name = "starving"
+workflows.sums.env = { use = "scripted", levels = [0], tasks = 64 }
+rollout.engine = { use = "scripted", rate = 0.0, difficulties = [0.0], tokens = [4], seconds_per_token = 0.2 }
+rollout.concurrency = 8
+curate.chain = ["validate"]
+trainer = { steps = 60, groups_per_batch = 2, max_staleness = 2 }
+evaluate.every = 0
+feed.solved_share = 1
+kafka.partitions = 4
+"""
+"""A worker plays a group a second, and the trainer could take twenty."""
+
 
 @pytest.mark.runs
 def test_a_run_is_scaled_up_and_down_and_resumed_and_its_audit_closes(tmp_path: Path) -> None:
@@ -67,5 +81,28 @@ def test_a_run_is_scaled_up_and_down_and_resumed_and_its_audit_closes(tmp_path: 
         until(says(f"as `headrace scale` asked, {pool}: 1 -> 2 workers", again), "what was asked holds")
         until(lambda: workers(up.pid).keys() == {first, f"{pool}-1"}, "both are there")
         assert up.wait(600) == 0, again.read_text()
+    audit = headrace("audit", "--data", data)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+@pytest.mark.runs
+def test_a_starved_trainer_gets_workers_and_each_decision_is_on_the_log(tmp_path: Path) -> None:
+    data, output, log = tmp_path / "data", tmp_path / "up.txt", tmp_path / "autoscale.txt"
+    recipe = tmp_path / "starving.toml"
+    recipe.write_text(STARVING)
+    with started(output, "up", recipe, "--plain", "--data", data) as up:
+        until(lambda: bool(re.search(r"version [1-9]", output.read_text())), "versions are made")
+        with started(log, "autoscale", "--data", data, "--max", "3", "--every", "0.5") as autoscaler:
+            until(lambda: "rollout-sums: 1 -> 3 workers" in output.read_text(), "`up` does what was decided")
+            found = json.loads(headrace("status", "--data", data, "--json").stdout)
+            assert up.wait(600) == 0, output.read_text()
+            assert autoscaler.wait(60) == 0, log.read_text()
+    events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    decided = [event for event in events if event["event"] == "scaling.decided"]
+    assert [(event["before"], event["after"]) for event in decided] == [(1, 3)], "3 are too few, and no more may be"
+    [decision] = found["scaling"]
+    assert (decision["before"], decision["after"], decision["policy"]) == (1, 3, "solver")
+    assert decision["reason"] == decided[0]["why"]
+    assert "waited for groups" in decision["reason"]
     audit = headrace("audit", "--data", data)
     assert audit.returncode == 0, audit.stdout + audit.stderr

@@ -73,6 +73,7 @@ from headrace.schemas.records import (
     RecipeRevision,
     Routing,
     Sampling,
+    ScalingDecision,
     Sequence,
     Span,
     Task,
@@ -549,6 +550,7 @@ SHOWN: Mapping[str, tuple[Any, ...]] = {
     **VALID,
     RUN.topics.evals("solver"): (EvalResult("run-1", "solver", workflow="sums", version=2, avg_at_k=0.5),),
     RUN.topics.workers: (WorkerStatus("run-1", "w", "sums", state="rolling", versions={"solver": 2}),),
+    RUN.topics.scaling: (ScalingDecision("run-1", "rollout-sums", 1, 2, "it waits", "solver", 2),),
     RUN.topics.recipe: (RecipeRevision("run-1"),),
 }
 

@@ -14,7 +14,15 @@ from headrace.ledger.ledger import Ledger
 from headrace.ledger.run_streams import RunStreams
 from headrace.ops.figures.figures import Figures
 from headrace.schemas import codec
-from headrace.schemas.records import BatchTrained, DeadLetter, EvalResult, Outcome, WeightsPublished, WorkerStatus
+from headrace.schemas.records import (
+    BatchTrained,
+    DeadLetter,
+    EvalResult,
+    Outcome,
+    ScalingDecision,
+    WeightsPublished,
+    WorkerStatus,
+)
 
 RUN_ID = "r"
 
@@ -33,6 +41,7 @@ class MadeLedger(Ledger):
             record = replace(record, policy=policy)
         name = getattr(record, "policy", "")
         topic = {
+            ScalingDecision: lambda _: topics.scaling,
             Outcome: topics.outcomes,
             BatchTrained: topics.batches,
             WeightsPublished: topics.weights,

@@ -61,13 +61,13 @@ MOST_ATTRIBUTES = 20
 OVER_THE_LIMIT: dict[str, str] = {}
 """File, or class of it, to the reason why it may be longer or hold more than others."""
 BUDGET = {
-    "app": 5100,
-    "benchmarks": 4200,
+    "app": 5250,
+    "benchmarks": 4800,
     "consumers": 3000,
     "envs": 7200,
     "infra": 11700,
     "ledger": 900,
-    "ops": 13400,
+    "ops": 14000,
     "producers": 8800,
     "recipes": 0,
     "schemas": 1500,

@@ -80,6 +80,7 @@ class NoLag:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "TopicReader", MadeUpTopics)
     monkeypatch.setattr(live, "LagMeter", NoLag)
+    monkeypatch.setattr(follow, "list_partitions", lambda _connection, topics: [(topic, 0) for topic in topics])
     monkeypatch.setattr(
         follow, "find_start_positions", lambda _connection, topics: dict.fromkeys(((t, 0) for t in topics), 0)
     )

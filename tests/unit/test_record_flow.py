@@ -154,6 +154,7 @@ COMPONENTS = {
     "evaluator": "evaluate",
     "trainer": "train",
     "relay": "relay",
+    "autoscaler": "autoscale",
 }
 BESIDE = {"launcher", "swap", "gc", "page", "audit", "people", "all at their start", "its writers at their start"}
 """Commands and people: they are no components, so the map has none of them."""

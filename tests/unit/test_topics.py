@@ -17,13 +17,13 @@ def test_the_topics_of_a_run_are_those_of_the_design() -> None:
     assert names == {
         "demo.recipe", "demo.tasks.sums", "demo.eval-tasks.sums", "demo.trajectories.solver", "demo.eval-groups.solver",
         "demo.curated.solver", "demo.outcomes.solver", "demo.batches.solver", "demo.weights.solver",
-        "demo.evals.solver", "demo.workers", "demo.dead-letters", "demo.state",
+        "demo.evals.solver", "demo.workers", "demo.scaling", "demo.dead-letters", "demo.state",
     }  # fmt: skip
 
 
 def test_what_is_ordered_as_a_whole_has_one_partition() -> None:
     partitions = {spec.name.split(".")[1]: spec.partitions for spec in TOPICS.all(("sums",), ("solver",), 4)}
-    single = {"recipe", "batches", "weights", "evals", "workers", "dead-letters", "state"}
+    single = {"recipe", "batches", "weights", "evals", "workers", "scaling", "dead-letters", "state"}
     assert {name for name, count in partitions.items() if count == 1} == single
     assert {count for name, count in partitions.items() if name not in single} == {4}
 

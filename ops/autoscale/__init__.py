@@ -1,0 +1,1 @@
+"""`headrace autoscale`: sets the number of rollout workers by the trainers' wait."""
