@@ -293,7 +293,7 @@ def test_a_pool_is_seen_with_the_workers_that_play_and_the_policies_that_are_sti
         ("young", "starting", "", now_ms),
     ):
         requests = half if name == "a" else 0
-        status = WorkerStatus("", name, "sums", region, state, requests_running=requests, updated_ms=at_ms)
+        status = WorkerStatus("", name, "sums", region, state=state, requests_running=requests, updated_ms=at_ms)
         ledger.say(status, at_ms)
     found = look_at_pool(ledger, "sums", 3, now_ms, 1.0)
     assert (found.count, found.playing, found.newest) == (3, 2, {"solver": 1})
