@@ -46,7 +46,12 @@ class FarMachine:
         command = (*IN_A_NAMESPACE, "sh", "-c", LOOPBACK_UP, "sh", sys.executable, "-m", "benchmarks.far_machine")
         self._log = (self._folder / "machine.log").open("ab")
         self._process = subprocess.Popen(
-            [*command, str(self._folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            [*command, str(self._folder.absolute())],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
         )
         self._orders, self._answers = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
         told = self._answers.readline()
