@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +52,7 @@ class ShapedLink:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._whole = asyncio.Event()
         self._free_at = {OUT: 0.0, BACK: 0.0}
+        self._servers: list[asyncio.Server] = []
         self.carried: Counter[tuple[int, str]] = Counter()
         """(port, `out` or `back`) to the bytes that have arrived."""
 
@@ -74,7 +74,7 @@ class ShapedLink:
             with suppress(asyncio.CancelledError):  # the context ends
                 await self._carry(port, far, reader, writer)
 
-        self._run(asyncio.start_server(carry, HOST, port, limit=CHUNK_BYTES))
+        self._servers.append(self._run(asyncio.start_server(carry, HOST, port, limit=CHUNK_BYTES)))
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
@@ -88,15 +88,17 @@ class ShapedLink:
         finally:
             self._loop.call_soon_threadsafe(self._whole.set)
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
-        done: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        done.result(60)
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the loop's next turn
 
     async def _carry(self, port: int, far: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Be one connection until either side closes it."""
