@@ -83,7 +83,7 @@ def scale(folder: DataFolder, words: Sequence[str], workflow: str | None) -> Sca
         raise RunEnded(f"run {run.address.run} has ended ({run.ended}), so no further worker or curator has work")
     in_recipe, counts = count_pools(recipe), parse_numbers(recipe, words, workflow)
     if most := max((count for pool, count in counts.items() if pool.startswith(ROLLOUT)), default=0):
-        check_engine(recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"workers": most})}))
+        check_engine(recipe, most)
     try:
         before = read_counts(folder, run.run_id, in_recipe)
     except ValueError:  # a damaged file, which is written anew

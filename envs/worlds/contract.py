@@ -1,7 +1,7 @@
 """The interface of worlds: environments in which an episode is a chain of actions and observations.
 
-The workflow `world` plays them, and `headrace serve-env` serves them. A world in Python has one method, `act`; its state
-is the episode's own copy of `problem.extra`. A world elsewhere has `open_world`.
+The workflow `world` plays them, and `headrace serve-env` serves them. A world in Python has one method, `act`; its
+state is the episode's own copy of `problem.extra`. A world elsewhere has `open_world`.
 """
 
 from __future__ import annotations

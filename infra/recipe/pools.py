@@ -27,8 +27,7 @@ def parse_numbers(recipe: Recipe, words: Sequence[str], workflow: str | None = N
 
     Workers are meant of every workflow or of the given one, curators of every policy.
     """
-    if workflow is not None and workflow not in recipe.workflows:
-        raise UsageError(f"the recipe has no workflow {workflow!r}; it has {', '.join(recipe.workflows)}")
+    workflows = choose_workflows(recipe, workflow)
     counts: dict[str, int] = {}
     for word in words:
         found = re.fullmatch(r"(rollout|curate)=([0-9]+)", word)
@@ -38,9 +37,15 @@ def parse_numbers(recipe: Recipe, words: Sequence[str], workflow: str | None = N
         part, count = f"{found[1]}-", int(found[2])
         if part == CURATE and not count:
             raise UsageError(f"{word}: without a curator nothing is trained on. To pause the run, give rollout=0")
-        workflows = [workflow] if workflow else recipe.workflows
         counts |= {f"{part}{name}": count for name in (workflows if part == ROLLOUT else recipe.policies)}
     return counts
+
+
+def choose_workflows(recipe: Recipe, workflow: str | None) -> tuple[str, ...]:
+    """Return the given workflow, or every one of the recipe. Raises UsageError if the recipe has it not."""
+    if workflow is not None and workflow not in recipe.workflows:
+        raise UsageError(f"the recipe has no workflow {workflow!r}; it has {', '.join(recipe.workflows)}")
+    return tuple(recipe.workflows) if workflow is None else (workflow,)
 
 
 def describe_change(recipe: Recipe, pool: str, before: int, count: int) -> str:

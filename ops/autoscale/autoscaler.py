@@ -22,7 +22,7 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, MustRestart, begin_attempts, stop_on_signals
-from headrace.infra.recipe.pools import ROLLOUT
+from headrace.infra.recipe.pools import ROLLOUT, choose_workflows
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.revisions import join_and_write_schemas
 from headrace.infra.run.run import Run
@@ -54,7 +54,7 @@ class AutoscaleRequest:
     """None: as many as the tasks topic has partitions, as each worker needs one."""
     workflow: str | None = None
     """Whose workers are meant; None: of every workflow."""
-    every_s: float = 1.0
+    every_s: float = 2.0
     """Seconds between two looks."""
 
 
@@ -121,10 +121,9 @@ def build_decision(run_id: str, pool: str, count: int, choice: Choice, scaler: s
     )
 
 
-def choose_workflows(recipe: Recipe, request: AutoscaleRequest) -> Mapping[str, tuple[int, int]]:
+def find_limits(recipe: Recipe, request: AutoscaleRequest) -> Mapping[str, tuple[int, int]]:
     """Return workflow to the least and most workers. Raises UsageError for a request that cannot be met."""
-    if request.workflow is not None and request.workflow not in recipe.workflows:
-        raise UsageError(f"the recipe has no workflow {request.workflow!r}; it has {', '.join(recipe.workflows)}")
+    workflows = choose_workflows(recipe, request.workflow)
     most = recipe.task_partitions if request.most is None else request.most
     if most < request.least:
         raise UsageError(f"at least {request.least} and at most {most} workers cannot be: raise --max or lower --min")
@@ -133,9 +132,8 @@ def choose_workflows(recipe: Recipe, request: AutoscaleRequest) -> Mapping[str, 
             f"--max {most}: each worker needs a partition, and there are {recipe.task_partitions} (kafka.partitions or "
             "kafka.task_partitions, fixed for a run)"
         )
-    check_engine(recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"workers": most})}))
-    names = [request.workflow] if request.workflow else list(recipe.workflows)
-    return dict.fromkeys(names, (request.least, most))
+    check_engine(recipe, most)
+    return dict.fromkeys(workflows, (request.least, most))
 
 
 def follow(run: Run, follower: Follower, pools: Iterable[Autoscaler], every_s: float, stop: threading.Event) -> str:
@@ -176,7 +174,7 @@ def main(
     for attempt in begin_attempts(stop):
         with attempt, ExitStack() as stack:
             run = join_and_write_schemas(parsed, JOIN_PATIENCE_S, stop)
-            limits, scaler = choose_workflows(run.recipe, request), open_scaler(run)
+            limits, scaler = find_limits(run.recipe, request), open_scaler(run)
             topic = run.topics.scaling
             ensure_topics(run.connection, [spec for spec in run.topic_specs if spec.name == topic])  # for older runs
             writers = {

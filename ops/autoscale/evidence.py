@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from headrace.infra.recipe.kinds import find_playable
 from headrace.infra.recipe.pools import ROLLOUT
 from headrace.infra.recipe.settings import EPISODES_PER_REQUEST, Recipe
 from headrace.ledger.ledger import Ledger
@@ -23,7 +24,7 @@ PLAYS = frozenset({"rolling", "behind"})
 
 
 def look_at_pool(ledger: Ledger, workflow: str, count: int, now_ms: int, now_s: float) -> Seen:
-    """Return the pool of a workflow's workers at home.
+    """Return the pool of a workflow's workers at home: those that play its training tasks.
 
     Args:
         ledger: The run's ledger.
@@ -36,7 +37,10 @@ def look_at_pool(ledger: Ledger, workflow: str, count: int, now_ms: int, now_s: 
     playing = [
         worker
         for worker in list_workers(ledger)
-        if (worker.workflow, worker.region) == (workflow, "") and worker.state in PLAYS and is_alive(worker, now_ms)
+        if (worker.workflow, worker.region) == (workflow, "")
+        and worker.state in PLAYS
+        and is_alive(worker, now_ms)
+        and find_playable(recipe, workflow, worker.kind).training
     ]
     shares = [compute_busy_share(recipe, worker) for worker in playing]
     newest = {policy: find_newest_version(ledger, policy) for policy in recipe.policies_of(workflow)}
@@ -53,8 +57,8 @@ def look_at_pool(ledger: Ledger, workflow: str, count: int, now_ms: int, now_s: 
 
 def compute_busy_share(recipe: Recipe, worker: WorkerStatus) -> float:
     """Return how much of a worker's room is in use: of the engine's, or of its episodes'."""
-    requests = recipe.rollout.concurrency
-    episodes = recipe.rollout.episodes or EPISODES_PER_REQUEST * requests
+    requests = recipe.rollout_of(worker.kind).concurrency
+    episodes = worker.slots or EPISODES_PER_REQUEST * requests
     return min(1.0, max(worker.requests_running / requests, worker.episodes_running / episodes))
 
 

@@ -123,12 +123,16 @@ def open_engine(folders: Mapping[str, Path], rollout: Rollout, concurrency: int)
     return opened(folders, rollout, concurrency)
 
 
-def check_engine(recipe: Recipe) -> None:
+def check_engine(recipe: Recipe, workers: int | None = None) -> None:
     """Check the shipped engines that a recipe names, for all workers and for kinds of them, before anything is started.
+
+    `workers` takes the place of the recipe's number of them.
 
     Raises UsageError for an unknown name, for settings that the engine does not take, and if the engine without a model
     would get questions that it cannot read.
     """
+    if workers is not None:
+        recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"workers": workers})})
     _check_engine_of_rollout(recipe)
     for name, kind in recipe.kinds.items():
         if kind.engine is not None:

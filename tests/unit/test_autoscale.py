@@ -21,7 +21,7 @@ from headrace.infra.embedded.scale_files import AskedCount, ask_for
 from headrace.infra.errors import UsageError
 from headrace.infra.process.signals import MustRestart
 from headrace.ledger import follow as follow_module
-from headrace.ops.autoscale.autoscaler import Autoscaler, AutoscaleRequest, choose_workflows, follow
+from headrace.ops.autoscale.autoscaler import Autoscaler, AutoscaleRequest, find_limits, follow
 from headrace.ops.autoscale.evidence import list_moves, list_steps, look_at_pool
 from headrace.ops.autoscale.pool import SETTLE_S, PoolWatch, Seen
 from headrace.ops.autoscale.rule import (
@@ -282,23 +282,29 @@ def test_a_step_is_the_wait_for_groups_its_whole_time_and_the_fresh_groups_that_
 
 
 def test_a_pool_is_seen_with_the_workers_that_play_and_the_policies_that_are_still_trained() -> None:
-    ledger, now_ms = MadeLedger(RECIPE), 100_000
+    workflow = {"env": {"use": "arithmetic"}, "policies": {"solver": "solver"}, "kind": "gpu"}
+    recipe = sums_recipe(
+        workflows={"sums": workflow}, kinds={"gpu": {"concurrency": 4}}, evaluate={"every": 1, "kind": "cpu"}
+    )
+    ledger, now_ms = MadeLedger(recipe), 100_000
     train(ledger, 1, 1)
-    half = RECIPE.rollout.concurrency // 2
     for name, state, region, at_ms in (
         ("a", "rolling", "", now_ms),
         ("b", "behind", "", now_ms),
         ("gone", "rolling", "", 0),
         ("far", "rolling", "west", now_ms),
         ("young", "starting", "", now_ms),
+        ("evaluator", "rolling", "", now_ms),
     ):
-        requests = half if name == "a" else 0
-        status = WorkerStatus("", name, "sums", region, state=state, requests_running=requests, updated_ms=at_ms)
+        requests, kind = 2 if name == "a" else 0, "cpu" if name == "evaluator" else "gpu"
+        status = WorkerStatus(
+            "", name, "sums", region, kind=kind, state=state, requests_running=requests, updated_ms=at_ms
+        )
         ledger.say(status, at_ms)
     found = look_at_pool(ledger, "sums", 3, now_ms, 1.0)
     assert (found.count, found.playing, found.newest) == (3, 2, {"solver": 1})
-    assert found.busy_share == pytest.approx(half / RECIPE.rollout.concurrency / 2)
-    train(ledger, RECIPE.trainer.steps, 2)
+    assert found.busy_share == pytest.approx(2 / 4 / 2)
+    train(ledger, recipe.trainer.steps, 2)
     assert look_at_pool(ledger, "sums", 3, now_ms, 1.0).newest == {}
 
 
@@ -426,14 +432,14 @@ def ledger_message(topic: str, ledger: MadeLedger, value: bytes) -> Any:
 
 def test_limits_that_cannot_be_are_refused() -> None:
     most = RECIPE.task_partitions
-    assert choose_workflows(RECIPE, AutoscaleRequest()) == {"sums": (1, most)}
+    assert find_limits(RECIPE, AutoscaleRequest()) == {"sums": (1, most)}
     for request, why in (
         (AutoscaleRequest(most=most + 1), f"each worker needs a partition, and there are {most}"),
         (AutoscaleRequest(least=most + 1), "cannot be: raise --max or lower --min"),
         (AutoscaleRequest(workflow="sum"), "the recipe has no workflow 'sum'; it has sums"),
     ):
         with pytest.raises(UsageError, match=why):
-            choose_workflows(RECIPE, request)
+            find_limits(RECIPE, request)
 
 
 def test_the_local_scaler_asks_the_running_up_by_its_folder_and_sees_what_a_person_asks(tmp_path: Path) -> None:

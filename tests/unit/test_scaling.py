@@ -162,7 +162,7 @@ def test_a_server_given_by_url_is_not_asked_by_a_second_worker(
     folder: DataFolder, ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(scale, "check_engine", lambda recipe: asked.append(recipe.launch.workers))
+    monkeypatch.setattr(scale, "check_engine", lambda _, workers: asked.append(workers))
     with folder.hold(UP):
         for words in (["rollout=3"], ["rollout=0"], ["curate=2"]):
             scale.scale(folder, words, None)
