@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -206,10 +207,10 @@ def count_reversals(moves: Sequence[tuple[int, int, int]], versions: int) -> tup
 # ------------------------------------------------------------------------------------------------------------ all sides
 
 
-def measure_sides(sides: Sequence[str], minutes: float, folder: Path) -> dict[str, Measured]:
-    """Measure the sides that were not measured before."""
-    found = {}
-    for side in sides:
+def measure_sides(sides: Sequence[str], minutes: float, folder: Path, at_once: int) -> dict[str, Measured]:
+    """Measure the sides that were not measured before, so many at once."""
+
+    def find(side: str) -> Measured:
         path = folder / f"{side}-{minutes:g}.json"
         if not path.exists():
             one = measure(side, minutes, folder / side)
@@ -217,8 +218,10 @@ def measure_sides(sides: Sequence[str], minutes: float, folder: Path) -> dict[st
             shutil.rmtree(folder / side / "data", ignore_errors=True)
         plain = json.loads(path.read_text())
         plain |= {"decisions": tuple(map(tuple, plain["decisions"])), "reversals": tuple(plain["reversals"])}
-        found[side] = Measured(**plain)
-    return found
+        return Measured(**plain)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip(sides, pool.map(find, sides), strict=True))
 
 
 def find_best_pool(found: Mapping[str, Measured]) -> Measured | None:
@@ -251,13 +254,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=15.0, help="of a run that never waits for workers")
     parser.add_argument("--sides", default=",".join(SIDES), help="auto, or a number of workers, separated by commas")
+    parser.add_argument("--at-once", type=int, default=1, help="sides that run beside each other: 2 need 2 cores")
     parser.add_argument("--folder", type=Path, help="keeps the sides that are measured; default: a temporary one")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (given.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        found = measure_sides(given.sides.split(","), given.minutes, folder)
+        found = measure_sides(given.sides.split(","), given.minutes, folder, given.at_once)
     ratios = show(found, Console())
     if given.json:
         sides = {side: {**asdict(one), "per_version": one.per_version} for side, one in found.items()}

@@ -17,7 +17,7 @@ STEPS = 150
 """Enough that the run still goes on when all commands have been answered: it makes up to three versions a second."""
 WORDS = (
     *("up", "efficient-data/fifo", "--plain", "--set", f"trainer.steps={STEPS}", "--set", "evaluate.every=0"),
-    *("--set", "feed.solved_share=1", "--set", "kafka.partitions=4"),
+    *("--set", "feed.solved_share=1", "--set", "kafka.partitions=8"),
 )
 
 STARVING = """
@@ -61,11 +61,11 @@ def test_a_run_is_scaled_up_and_down_and_resumed_and_its_audit_closes(tmp_path: 
         before = workers(up.pid)
         [first] = before
         pool = first.removesuffix("-0")
-        three = {f"{pool}-{n}" for n in range(3)}
-        assert scale("rollout=3") == [f"{pool}: 1 -> 3 workers"]
-        until(says(f"{pool}: 1 -> 3 workers"), "`up` says what it does")
-        until(lambda: workers(up.pid).keys() == three, "all are there")
-        until(plays(f"{pool}-2"), "the third begins")
+        eight = {f"{pool}-{n}" for n in range(8)}
+        assert scale("rollout=8") == [f"{pool}: 1 -> 8 workers"]
+        until(says(f"{pool}: 1 -> 8 workers"), "`up` says what it does")
+        until(lambda: workers(up.pid).keys() == eight, "all are there")
+        until(plays(f"{pool}-7"), "the eighth begins")
         assert workers(up.pid)[first].pid == before[first].pid, "nothing else is started again"
         scale("rollout=1")
         until(lambda: list(workers(up.pid)) == [first], "the highest numbers leave")
