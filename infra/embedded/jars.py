@@ -1,6 +1,6 @@
-"""The jars of the embedded Kafka: pinned by coordinate and sha256, fetched once into a cache that all runs share.
+"""The jars of the embedded Kafka and of MirrorMaker: pinned by coordinate and sha256, fetched once into a shared cache.
 
-`kafka-jars.json` beside this file is the lock file. `--write-lock` rewrites it from the POMs.
+`kafka-jars.json` and `mirror-jars.json` beside this file are lock files. `--write-lock` rewrites them from the POMs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 KAFKA_VERSION = "4.3.1"
 LOG4J_VERSION = "2.25.4"
 LOCK_FILE = Path(__file__).with_name("kafka-jars.json")
-# The Kafka artifact brings log4j but no slf4j binding. Without the "!" jgo takes log4j's dependencyManagement for all
-# of them, and an older kafka-clients ends up beside the broker.
-ROOTS = (
-    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-    f"org.apache.logging.log4j:log4j-slf4j-impl:{LOG4J_VERSION}!",
-)
+MIRROR_LOCK = LOCK_FILE.with_name("mirror-jars.json")
+ROOTS = {
+    LOCK_FILE: f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+    MIRROR_LOCK: f"org.apache.kafka:connect-mirror:{KAFKA_VERSION}",
+}
+LOGGING = f"org.apache.logging.log4j:log4j-slf4j-impl:{LOG4J_VERSION}!"
+"""Kafka's artifacts bring no slf4j binding. Without the "!" jgo takes log4j's dependencyManagement for all of them, and
+an older kafka-clients ends up beside the broker."""
 FIXED_MTIME = 1_000_000_000
 """File time of every jar, in seconds since the epoch: another time would invalidate the JVM's AOT cache."""
 OF_THE_CACHE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
@@ -76,10 +78,10 @@ def fetch_class_path(
     return [str(jar_path(cache, coordinate)) for coordinate in pins]
 
 
-def write_lock(cache: Path, lock: Path = LOCK_FILE) -> None:
-    """Walk the POMs of `ROOTS` (slow: one request after the other) and pin the jars that they need."""
+def write_lock(cache: Path, lock: Path, root: str) -> None:
+    """Walk the POMs of an artifact (slow: one request after the other) and pin the jars that it needs."""
     context = _maven(cache)
-    dependencies = [context.create_dependency(root) for root in ROOTS]
+    dependencies = [context.create_dependency(artifact) for artifact in (root, LOGGING)]
     for dependency in dependencies:
         dependency.scope = dependency.scope or "compile"
     with _lock_cache(cache):
@@ -177,10 +179,11 @@ def main() -> None:
     """Fetch the pinned jars into the cache, or with `--write-lock` pin them again."""
     parser = argparse.ArgumentParser(prog="python -m headrace.infra.embedded.jars", description=main.__doc__)
     parser.add_argument(
-        "--write-lock", action="store_true", help="find all jars anew from their POM files, and write the lock file"
+        "--write-lock", action="store_true", help="find all jars anew from their POM files, and write the lock files"
     )
     if parser.parse_args().write_lock:
-        write_lock(cache_folder())
+        for lock, root in ROOTS.items():
+            write_lock(cache_folder(), lock, root)
     fetch_class_path(cache_folder(), lambda words: _log.info("jars.progress", detail=words))
 
 

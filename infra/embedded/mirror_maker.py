@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.infra.atomic_files import write_atomically
-from headrace.infra.embedded.jars import fetch_class_path, read_lock
+from headrace.infra.embedded.jars import MIRROR_LOCK, fetch_class_path, read_lock
 from headrace.infra.embedded.kafka_server import LOG4J
 from headrace.infra.embedded.server_process import ServerCommand, ServerProcess
 from headrace.infra.environment import cache_folder
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection
 
-MIRROR_LOCK = Path(__file__).with_name("mirror-jars.json")
 HOME = "home"
 """Name of the run's own cluster."""
 JVM_FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
