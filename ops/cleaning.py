@@ -30,7 +30,7 @@ LEFT_IN_CACHE = (
     "mirrors", "weights/[0-9a-f][0-9a-f]",
 )  # fmt: skip
 """Names that runs make in the cache folder. A user may have chosen a folder that also holds other files."""
-NO_PLAN = MirrorPlan(Connection(""), "", Connection(""), out=(), back=())
+NO_PLAN = MirrorPlan("", Connection(""), "", Connection(""), out=(), back=())
 UNFINISHED = re.compile(r"(?:\.(?P<growing>.+)\.part|(?P<written>.+)\.[0-9a-f]{8}\.new)")
 """Names of the files that a killed process was writing."""
 

@@ -85,4 +85,5 @@ def _prepare(run: Run, path: Path) -> tuple[RecipeRevision | None, Swap]:
     if not is_new:
         return None, report
     plug_ins = {**newest.plug_ins, **{top: source.hash for top, source in here.items()}}
-    return replace(build_revision(newest.run_id, revision, new, newest.store), swapped=True, plug_ins=plug_ins), report
+    made = build_revision(newest.run_id, revision, new, newest.store, newest.regions)
+    return replace(made, swapped=True, plug_ins=plug_ins), report

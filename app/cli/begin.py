@@ -65,9 +65,10 @@ def begin(
     from rich.markup import escape
 
     from headrace.app.launcher.beginning import begin as begin_run
-    from headrace.app.launcher.components import parts_of
+    from headrace.app.launcher.components import list_parts
     from headrace.infra.environment import FOR_USERS, read_environment
     from headrace.infra.recipe.recipe_file import load_recipe
+    from headrace.infra.run.region import move_to_region
 
     log_quietly()
     run = begin_run(load_recipe(recipe, sets or ()), _say, new_recipe=new_recipe)
@@ -80,8 +81,9 @@ def begin(
         f"start each command below in its own terminal, here or on another machine{there}; start `curate` and "
         "`rollout` at most once per partition of the topic that they read"
     )
-    for words in parts_of(run.recipe):
-        typer.echo(f"  {program} {' '.join(words)} --run {run.address}")
+    regions = {region: str(move_to_region(run, region).address) for region in run.regions}
+    for words in list_parts(run.recipe, str(run.address), regions):
+        typer.echo(f"  {program} {' '.join(words)}")
     if names := [name for name in FOR_USERS if read_environment(name)]:
         _say(f"each terminal needs the environment variables that are set here: {', '.join(names)}")
     _say("these commands only show the run; start and stop them at any time")

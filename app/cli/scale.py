@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from headrace.app.launcher.scale import Scaled
+    from headrace.infra.embedded.data_folder import DataFolder
     from headrace.infra.run.run import Run
     from headrace.ops.autoscale.scalers import Scaler
 
@@ -85,9 +86,15 @@ def autoscale(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if kubernetes is not None:
         main(address, request, lambda joined: _open_kubernetes(kubernetes, joined, workflow), folder.ledger)
         return
-    from headrace.ops.autoscale.scalers import LocalScaler
+    main(address, request, lambda joined: _open_local(folder, joined, most), folder.ledger)
 
-    main(address, request, lambda joined: LocalScaler(folder, joined.run_id, joined.recipe), folder.ledger)
+
+def _open_local(folder: DataFolder, run: Run, most: int | None) -> Scaler:
+    from headrace.ops.autoscale.scalers import LocalScaler
+    from headrace.producers.engines.registry import check_engine
+
+    check_engine(run.recipe, run.recipe.task_partitions if most is None else most)
+    return LocalScaler(folder, run.run_id, run.recipe)
 
 
 def _open_kubernetes(where: str, run: Run, workflow: str | None) -> Scaler:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from rich.markup import escape
 
 from headrace.app.launcher.components import list_components
+from headrace.app.launcher.run_servers import RunServers
 from headrace.infra.embedded.data_folder import data_folder_of
 from headrace.infra.embedded.servers import ReportLine, Servers
 from headrace.infra.errors import UsageError
@@ -171,16 +172,10 @@ def refuse_run_of_another(
 
 def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
     """Begin a run on servers that the recipe names, and start no component. Raises HeadraceError."""
-    servers = Servers(recipe.kafka, recipe.store, data_folder_of(recipe.name, None), say)
-    unnamed = [
-        key
-        for key, embedded in (
-            ("kafka.bootstrap", servers.has_embedded_kafka),
-            ("store.endpoint", servers.has_embedded_store),
-        )
-        if embedded
-    ]
-    if unnamed:
+    folder = data_folder_of(recipe.name, None)
+    servers = Servers(recipe.kafka, recipe.store, folder, say)
+    all_servers = RunServers(servers, recipe, folder, say)
+    if unnamed := all_servers.list_unnamed():
         raise UsageError(
             f"`headrace begin` starts no servers, so the recipe must set {' and '.join(unnamed)}. `headrace servers` "
             "starts a Kafka and an object store, and prints these keys for the recipe. Or use `headrace up`, which "
@@ -188,7 +183,15 @@ def begin(recipe: Recipe, say: ReportLine, *, new_recipe: bool) -> Run:
         )
     environments = check_names(recipe)
     servers.start()
-    return begin_or_join(servers, recipe, say, new_recipe=new_recipe, environments=environments, starts_parts=False)
+    return begin_or_join(
+        servers,
+        recipe,
+        say,
+        new_recipe=new_recipe,
+        environments=environments,
+        starts_parts=False,
+        regions=all_servers.describe_regions(),
+    )
 
 
 def _read_statuses(run: Run) -> list[WorkerStatus]:

@@ -41,7 +41,7 @@ def list_components(
             folder = ("--log-dir", str(logs / "torchrun"), "--no-python", "--")
             together = [*PYTHON, *TORCHRUN, str(torch_processes), *folder]
         command = [*together, *PYTHON, "-m", "headrace", *words, "--run", address]
-        return Child(name, command, torch_processes, imports)
+        return Child(name, command, torch_processes, imports, is_region_part="--region" in words)
 
     children = [make_child("feed", "feed", imports=fork_imports.FEED)] if recipe.launch.feeder else []
     children += [
@@ -60,8 +60,9 @@ def list_components(
         children.append(make_child("evaluate", "evaluate", imports=fork_imports.EVALUATE))
     for region in regions:
         mirrored = ("--folder", str(logs.parent / "regions" / region / "mirror"))
-        children.append(make_child(f"mirror-{region}", "mirror", "--region", region, *mirrored, imports=()))
-        children.append(make_child(f"relay-{region}", "relay", "--region", region, imports=()))
+        named = ("--region", region)
+        children.append(make_child(f"mirror-{region}", "mirror", *named, *mirrored, imports=()))
+        children.append(make_child(f"relay-{region}", "relay", *named, imports=()))
     for policy_variant in recipe.policy_variants:
         trainer, words = recipe.trainer_of(policy_variant), ("train", *_name_options(policy_variant))
         imports = fork_imports.list_trainer_imports(trainer)
@@ -109,13 +110,16 @@ def _list_region_workers(recipe: Recipe, regions: Iterable[str]) -> Iterator[_Wo
     for region in regions:
         for workflow in recipe.workflows:
             for n in range(recipe.regions[region].workers):
-                yield _Worker(f"{ROLLOUT}{workflow}-{region}-{n}", workflow, list_kinds(recipe, workflow)[0], region)
+                yield _Worker(f"{ROLLOUT}{workflow}-{region}-{n}", workflow, recipe.kind_of(workflow), region)
 
 
-def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
-    """Return the command-line words (without `headrace` and `--run`) that start each part of a run once."""
+def list_parts(recipe: Recipe, address: str, regions: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """Return the command-line words (without `headrace`) that start each part of a run once.
+
+    `regions` are the addresses of the run in the Kafka of each region.
+    """
     trained = [(policy_variant, _name_options(policy_variant)) for policy_variant in recipe.policy_variants]
-    return [
+    at_home = [
         ("feed",),
         *(("curate", *options) for _, options in trained),
         *([("evaluate",)] if recipe.evaluate.every else []),
@@ -125,7 +129,14 @@ def parts_of(recipe: Recipe) -> list[tuple[str, ...]]:
             for workflow in recipe.workflows
             for kind in list_kinds(recipe, workflow)
         ),
+        *((part, "--region", region) for region in regions for part in ("mirror", "relay")),
     ]
+    away = [
+        (*_Worker("", workflow, recipe.kind_of(workflow), region).list_words(), "--run", there)
+        for region, there in regions.items()
+        for workflow in recipe.workflows
+    ]
+    return [*((*words, "--run", address) for words in at_home), *away]
 
 
 def _name_options(policy_variant: str) -> list[str]:

@@ -6,8 +6,11 @@ import json
 from collections.abc import Callable
 from functools import partial
 
+from rich.markup import escape
+
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
+from headrace.infra.errors import Unavailable
 from headrace.infra.kafka.clients import RunAddress
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.run import describe_store
@@ -24,7 +27,7 @@ class RunServers:
     """
 
     def __init__(self, home: Servers, recipe: Recipe, folder: DataFolder, say: Callable[[str], None]) -> None:
-        self._run, self._home = recipe.name, home
+        self._run, self._home, self._say = recipe.name, home, say
         self._regions = {
             name: Servers(
                 recipe.kafka.model_copy(update=region.kafka.model_dump()),
@@ -35,15 +38,37 @@ class RunServers:
             for name, region in recipe.regions.items()
         }
 
+    def list_unnamed(self) -> list[str]:
+        """Return the keys of a recipe that would name the servers which are embedded here."""
+        places = {"": self._home, **{f"regions.{name}.": one for name, one in self._regions.items()}}
+        return [
+            f"{place}{key}"
+            for place, one in places.items()
+            for key, embedded in (
+                ("kafka.bootstrap", one.has_embedded_kafka),
+                ("store.endpoint", one.has_embedded_store),
+            )
+            if embedded
+        ]
+
     def claim(self) -> None:
         """Own the folders and ports of the embedded servers. Raises ServerError."""
         for servers in (self._home, *self._regions.values()):
             servers.claim()
 
     def start(self) -> None:
-        """Start the embedded servers; return when all answer. Raises as `Servers.start`."""
-        for servers in (self._home, *self._regions.values()):
-            servers.start()
+        """Start the embedded servers; return when all answer. Raises as `Servers.start`.
+
+        A named server of a region that is away is only reported, because the home goes on without it.
+        """
+        self._home.start()
+        for name, servers in self._regions.items():
+            try:
+                servers.start()
+            except Unavailable as error:
+                if servers.has_embedded_kafka or servers.has_embedded_store:
+                    raise
+                _say_in_region(self._say, name, f"{escape(str(error))}. The home goes on without it")
 
     def describe_regions(self) -> dict[str, str]:
         """Return region to its servers, as RecipeRevision has them; known from `claim` on."""

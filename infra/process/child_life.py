@@ -36,6 +36,8 @@ class Child:
     """Number of its processes that compute with torch and share the cores."""
     imports: Sequence[str] = ()
     """Modules that the fork server imports before the fork; none for a component that is never forked."""
+    is_region_part: bool = False
+    """Whether it serves a region: the run goes on without it, so it is started again without end."""
 
 
 @dataclass(frozen=True, slots=True)

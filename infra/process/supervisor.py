@@ -228,7 +228,7 @@ class Supervisor:
             life.state = "stopped"
         elif life.exit_code == FINISHED and self._run_is_over():
             life.state = "finished"
-        elif life.exit_code == USAGE_ERROR or deaths.has_too_many:
+        elif (life.exit_code == USAGE_ERROR or deaths.has_too_many) and not life.child.is_region_part:
             self._failures.append(life.build_failure())
             life.state = "failed"  # set last, because readers of this state then ask for the reason
         else:

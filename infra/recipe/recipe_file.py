@@ -18,17 +18,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.infra.environment import (
-    ACCESS_KEY_VARIABLE,
-    AWS_CREDENTIALS_VARIABLE,
-    KAFKA_CLIENT_VARIABLE,
-    SECRET_KEY_VARIABLE,
-)
 from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
 from headrace.infra.plug_ins import add_search_folders
 from headrace.infra.recipe.nearest import suggest_nearest, suggest_nearest_file
 from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
+from headrace.infra.recipe.secret_keys import SECRET_HINTS, is_of_secrets
 from headrace.infra.recipe.settings import Recipe, TrainerError, TrainerSettings
 
 SET = "--set"
@@ -45,14 +40,6 @@ WORDS = {
 """Messages for kinds of pydantic errors."""
 MOST_SHOWN = 80
 """Most quoted characters of a wrong value."""
-SECRET_TABLES = (["kafka"], ["kafka", "client"], ["store"])
-"""Tables that are never shown whole, because they may hold secrets; no value of the second one is ever shown."""
-SECRET_HINTS = {
-    "access_key": f"set {ACCESS_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
-    "secret_key": f"set {SECRET_KEY_VARIABLE}, or name a file by {AWS_CREDENTIALS_VARIABLE}",
-    "password": f'set {KAFKA_CLIENT_VARIABLE} to client settings, as in {{"sasl.password": "…"}}, or to a path',
-}
-"""Unknown key to the way to give its value."""
 Table = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
@@ -87,8 +74,13 @@ def load_recipe(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
     except RecursionError as error:
         raise UsageError(f"recipe {name_or_path} nests tables too deeply") from error
     add_search_folders(draft.folders)
-    refuse_secrets(recipe.kafka.client, f"recipe {name_or_path}")
-    check_client_settings(recipe.kafka.client, f"recipe {name_or_path}: kafka.client", is_complete=False)
+    clients = {
+        "": recipe.kafka.client,
+        **{f"regions.{name}.": one.kafka.client for name, one in recipe.regions.items()},
+    }
+    for key, client in clients.items():
+        refuse_secrets(client, f"recipe {name_or_path}")
+        check_client_settings(client, f"recipe {name_or_path}: {key}kafka.client", is_complete=False)
     return _check_round_trip(recipe, name_or_path)
 
 
@@ -252,7 +244,7 @@ def _set(draft: Draft, word: str) -> None:
     if not equals or not all(keys):
         raise UsageError(f"{SET} {word}: write {SET} table.key=value, as in {SET} trainer.steps=40")
     masked = f"{path}=…"  # the value may be a secret in a wrong form, or in a wrong place
-    if keys[:2] in SECRET_TABLES or "@" in text:
+    if is_of_secrets(keys) or "@" in text:
         word = masked
     table: Any = draft.table
     for depth in range(len(keys)):
@@ -381,7 +373,7 @@ def _describe_fault(error: ErrorDetails) -> str:
 def describe_value(error: ErrorDetails) -> str:
     """Describe a wrong value; quote it unless it may be a secret or is already in the message."""
     fault = _describe_words(error)
-    is_masked = [*error["loc"][:2]] in SECRET_TABLES or isinstance(error.get("ctx", {}).get("error"), MaskedValueError)
+    is_masked = is_of_secrets(error["loc"]) or isinstance(error.get("ctx", {}).get("error"), MaskedValueError)
     is_said = isinstance(error["input"], Mapping) or repr(error["input"])[:40] in fault
     return fault if is_masked or is_said else f"{fault}, got {_cut(repr(error['input']))}"
 

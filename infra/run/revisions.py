@@ -25,6 +25,7 @@ from headrace.infra.recipe.plug_in_sources import (
     newest_sources,
     sources_of,
 )
+from headrace.infra.recipe.server_settings import Region
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.progress import read_progress
 from headrace.infra.run.recorded_data import find_data_differences, newest_environments
@@ -84,7 +85,7 @@ def plan_revision(  # noqa: PLR0913 - settings, each given by its name
     if not before:
         run_id = f"{address.run}-{secrets.token_hex(4)}"
         store = describe_store(replace(where, prefix=f"{run_id}/"))
-        first = build_revision(run_id, 0, recipe, store)
+        first = build_revision(run_id, 0, recipe, store, regions)
         return replace(
             first,
             plug_ins=hash_sources(all_plug_ins(recipe)),
@@ -93,7 +94,6 @@ def plan_revision(  # noqa: PLR0913 - settings, each given by its name
             asks_for_issued=True,
             state_partitions=recipe.state_partitions,
             parent=parent,
-            regions=dict(regions),
         )
     newest = before[-1]
     old = Recipe.from_json(newest.recipe)
@@ -118,8 +118,8 @@ def plan_revision(  # noqa: PLR0913 - settings, each given by its name
         )
     if differing:
         _refuse_other_adapters(old, recipe)
-        made = build_revision(newest.run_id, newest.revision + 1, recipe, store)
-        return replace(made, swapped=swapped, plug_ins=hashes, environments=environments, regions=dict(regions))
+        made = build_revision(newest.run_id, newest.revision + 1, recipe, store, regions)
+        return replace(made, swapped=swapped, plug_ins=hashes, environments=environments)
     if (
         (newest.store, newest.regions) != (store, dict(regions))
         or find_missing_schemas(before)
@@ -194,15 +194,17 @@ def _is_there(address: RunAddress) -> bool:
     return address.run in list_runs(address.connection, RUNS_LISTING_S)
 
 
-def build_revision(run_id: str, number: int, recipe: Recipe, store: str, ended: str = "") -> RecipeRevision:
-    """Return a revision of a recipe with the current schemas."""
+def build_revision(
+    run_id: str, number: int, recipe: Recipe, store: str, regions: Mapping[str, str] = MappingProxyType({})
+) -> RecipeRevision:
+    """Return a revision of a recipe with the current schemas; `regions` are those of the run, with their servers."""
     return RecipeRevision(
         run_id=run_id,
         revision=number,
         recipe=recipe.to_json(),
         schemas=codec.schema_texts(),
         store=store,
-        ended=ended,
+        regions=dict(regions),
         created_ms=now_ms(),
     )
 
@@ -300,8 +302,11 @@ def replace_experiment(recipe: Recipe, other: Recipe) -> Recipe:
 
 
 def _hide_secrets(recipe: Recipe) -> Recipe:
-    kafka = recipe.kafka.model_copy(update={"client": hide_secrets(recipe.kafka.client)})
-    return recipe.model_copy(update={"kafka": kafka})
+    def hide(of: Recipe | Region) -> dict[str, Any]:
+        return {"kafka": of.kafka.model_copy(update={"client": hide_secrets(of.kafka.client)})}
+
+    regions = {name: region.model_copy(update=hide(region)) for name, region in recipe.regions.items()}
+    return recipe.model_copy(update={**hide(recipe), "regions": regions})
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

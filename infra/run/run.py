@@ -90,6 +90,8 @@ class Run:
     """For a branch: run id and versions that it began with, `RUN-ID solver@40`."""
     regions: Mapping[str, str] = field(default_factory=dict)
     """Region to its servers as JSON, as RecipeRevision has them."""
+    region: str = ""
+    """Region whose store it uses; empty at home."""
 
     @property
     def connection(self) -> Connection:
@@ -143,7 +145,8 @@ class Run:
     @cached_property
     def weights_cache(self) -> ObjectCache | Uncached:
         """Source of weight objects: this machine's shared cache, or the store if the cache is off."""
-        most_bytes = int(self.recipe.store.cache_gib * 2**30)
+        store = self.recipe.regions[self.region].store if self.region else self.recipe.store
+        most_bytes = int(store.cache_gib * 2**30)
         return ObjectCache(self.store, cache_folder() / "weights", most_bytes) if most_bytes else Uncached(self.store)
 
     def resolve(self, policy: str | None, variant: str | None = None) -> str:

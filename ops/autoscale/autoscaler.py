@@ -33,7 +33,6 @@ from headrace.ops.autoscale.pool import PoolWatch
 from headrace.ops.autoscale.rule import Choice, Move
 from headrace.ops.autoscale.scalers import Scaler, ScalerAway
 from headrace.ops.figures.revision_figures import find_span
-from headrace.producers.engines.registry import check_engine
 from headrace.schemas import codec
 from headrace.schemas.ids import now_ms
 from headrace.schemas.records import ScalingDecision
@@ -132,7 +131,6 @@ def find_limits(recipe: Recipe, request: AutoscaleRequest) -> Mapping[str, tuple
             f"--max {most}: each worker needs a partition, and there are {recipe.task_partitions} (kafka.partitions or "
             "kafka.task_partitions, fixed for a run)"
         )
-    check_engine(recipe, most)
     return dict.fromkeys(workflows, (request.least, most))
 
 

@@ -32,9 +32,9 @@ from headrace.infra.run.revisions import is_chain_change
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
 from headrace.producers.feed.feed_state import FeedState
-from headrace.producers.feed.lost_regions import LostRegions
 from headrace.producers.feed.planned import Planned
 from headrace.producers.feed.selectors.registry import load_feed_selectors
+from headrace.producers.feed.silent_regions import SilentRegions
 from headrace.producers.feed.task_commits import TaskCommits
 from headrace.producers.feed.task_source import TaskSource
 from headrace.producers.feed.worked_examples import send_examples
@@ -67,7 +67,7 @@ class Feeder:
         self._take = _list_handlers(run, state)
         self._outcomes = {topic for topic, (kind, _) in self._take.items() if kind is Outcome}
         self._commits = TaskCommits(run)
-        self._regions = LostRegions({name: region.lost_after_s for name, region in run.recipe.regions.items()})
+        self._regions = SilentRegions({name: region.lost_after_s for name, region in run.recipe.regions.items()})
         self._planned: list[Planned] = []
         self._announcements: list[Outgoing] = []
         self._caught_up = self._changed = False
@@ -141,11 +141,11 @@ class Feeder:
 
     def tick(self) -> Iterable[Outgoing]:
         """Plan tasks; return them, and the announcement that the run is over."""
+        self._planned += self._reissue_from_lost_regions()
         self._planned += self.state.plan()
         overdue = self._commits.find_overdue(self.state)
         dead = [self._build_unanswered(planned) for planned in self.state.conclude_unanswered(overdue)]
         self._planned += self.state.reissue_lost(overdue)
-        self._planned += self._reissue_from_lost_regions()
         if why := self.state.end():
             log.info("run.ended", why=why)
             self._announce_end(why)
@@ -159,7 +159,15 @@ class Feeder:
 
     def _reissue_from_lost_regions(self) -> list[Planned]:
         pacing, found = self.state.pacing, []
-        for stream, groups in self._regions.find_lost(pacing.tasks, pacing.answers, time.monotonic()).items():
+        silent = self._regions.look(pacing.tasks, pacing.answers, time.monotonic(), ended=bool(self.state.ended))
+        for stream in silent.held.keys() ^ pacing.silent.held.keys():
+            if stream in silent.held:
+                # Tasks are open in a region, and no group comes: the home goes on as if it did not have them.
+                log.warning("region.silent", stream=stream, tasks=silent.held[stream].total())
+            else:
+                log.info("region.back", stream=stream)
+        pacing.silent = silent
+        for stream, groups in silent.lost.items():
             # No group came from a region for its `lost_after_s`: its open tasks are issued again at home.
             log.warning("region.lost", stream=stream, tasks=len(groups))
             for group in groups:

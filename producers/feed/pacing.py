@@ -21,6 +21,7 @@ from typing import Literal
 
 from headrace.producers.feed.open_tasks import OpenTask, TaskTable, iterate_passed
 from headrace.producers.feed.overdue import Passed
+from headrace.producers.feed.silent_regions import Silent
 from headrace.schemas.avro import Plain
 from headrace.schemas.ids import GroupId
 from headrace.schemas.topics import workflow_of
@@ -81,6 +82,8 @@ class Pacing:
         """Stream to partition to a mark of the worker that has committed it last, as far as they are known."""
         self._chosen: dict[str, int] = {}
         """Stream to the partition of its newest task."""
+        self.silent = Silent()
+        """The regions from which no group comes."""
         self.answers = Counter[str]()
         """Stream to the number of groups that have passed the curator in this process."""
 
@@ -106,16 +109,18 @@ class Pacing:
 
     def has_room(self, stream: str) -> bool:
         """Return whether a task of this stream may be issued."""
-        if stream in self.closed:
+        if stream in self.closed or (stream in self.silent.held and any(self._outstanding[stream])):
             return False
-        room = [self._open[p] < self.open_limit(p) for p in self.policies_of[stream] if not self.has_reached_end(p)]
+        left = [policy for policy in self.policies_of[stream] if not self.has_reached_end(policy)]
+        room = [self._open[policy] - self.silent.count_held(policy) < self.open_limit(policy) for policy in left]
         return bool(room) and (any(room) if self.pace == "any" else all(room))
 
     def choose_stream(self) -> str | None:
         """Return the next stream that has room; None if no stream has room.
 
         Workflows take turns. Of a workflow's streams, at home and in regions, it is the one with the partition that has
-        the fewest outstanding numbers. So fast regions get more tasks, and one that is cut off gets no more.
+        the fewest outstanding numbers. So fast regions get more tasks. One that is silent has one task at most, so that
+        it is known when it is back, and what it holds takes no room from the others.
         """
         workflows = list(dict.fromkeys(map(workflow_of, self.policies_of)))
         for step in range(len(workflows)):

@@ -72,7 +72,7 @@ def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_te
     monkeypatch.setenv("HEADRACE_S3_SECRET_KEY", "hush")
     monkeypatch.setenv("HEADRACE_KAFKA_CLIENT", "{}")
     monkeypatch.setenv("COLUMNS", "200")
-    run = SimpleNamespace(ended="", address=ADDRESS, recipe=load_recipe("arithmetic"))
+    run = SimpleNamespace(ended="", address=ADDRESS, recipe=load_recipe("arithmetic"), regions={})
     monkeypatch.setattr(beginning, "begin", lambda *_, **__: run)
     monkeypatch.setattr("sys.argv", ["/venv/bin/headrace"])
     monkeypatch.setattr("shutil.which", lambda name: f"/venv/bin/{name}")

@@ -49,6 +49,7 @@ def test_the_parts_of_a_deployment_are_those_of_its_recipe_and_of_its_region(rec
     parts = {words[0] for name, words in commands() if not name[0].isupper()}
     assert parts == {"begin", "feed", "curate", "evaluate", "train", "rollout", "mirror", "relay"}
     assert {words[0] for name, words in commands() if name[0].isupper()} == parts - {"mirror", "relay"}
+    assert not load_recipe(str(DEPLOY / "kubernetes" / "recipe.toml")).regions, "its tasks would have no workers"
     for _, words in commands():
         named = dict(zip(words[1::2], words[2::2], strict=False))
         if "--run" in named:

@@ -21,8 +21,8 @@ from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.cleaning import clean_folder
-from headrace.producers.feed.lost_regions import LostRegions
 from headrace.producers.feed.pacing import Pacing, Quota
+from headrace.producers.feed.silent_regions import SilentRegions
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import ClaimCheck, WeightsPublished
 
@@ -68,25 +68,57 @@ def test_regions_get_tasks_as_fast_as_they_answer_and_one_that_is_cut_off_gets_n
 
 
 def test_the_open_tasks_of_a_region_that_stays_silent_are_issued_again_at_home() -> None:
-    state, regions = pacing(4), LostRegions({"west": 600.0, "east": 60.0})
+    state, regions = pacing(4), SilentRegions({"west": 600.0, "east": 60.0})
     for stream in ("sums", "sums.west", "sums.east", "sums.east"):
         state.issue(stream, 0, "")
-    assert regions.find_lost(state.tasks, state.answers, 0) == {}
-    assert regions.find_lost(state.tasks, state.answers, 59) == {}
+    assert regions.look(state.tasks, state.answers, 0).lost == {}
+    assert regions.look(state.tasks, state.answers, 59).lost == {}
     state.acknowledge(GroupId("sums.east", 0), "solver")
-    assert regions.find_lost(state.tasks, state.answers, 61) == {}, "it has answered since"
-    assert regions.find_lost(state.tasks, state.answers, 121) == {"sums.east": [GroupId("sums.east", 1)]}
+    assert regions.look(state.tasks, state.answers, 61).lost == {}, "it has answered since"
+    assert regions.look(state.tasks, state.answers, 121).lost == {"sums.east": [GroupId("sums.east", 1)]}
     group = GroupId("sums.east", 1)
     state.move_home(group)
     task = state.reissue(group)
     assert (task.find_queue("sums.east"), task.attempt) == ("sums", 1)
     assert sum(state.count_outstanding("sums.east")) == 0
     assert sum(state.count_outstanding("sums")) == 2
-    assert regions.find_lost(state.tasks, state.answers, 500) == {}, "it is at home now, and west has time left"
-    assert regions.find_lost(state.tasks, state.answers, 700) == {"sums.west": [GroupId("sums.west", 0)]}
+    assert regions.look(state.tasks, state.answers, 500).lost == {}, "it is at home now, and west has time left"
+    assert regions.look(state.tasks, state.answers, 700).lost == {"sums.west": [GroupId("sums.west", 0)]}
     second = pacing(4)
     second.restore(state.snapshot(), [one for one in state.table.take_changes().values() if one is not None])
     assert second.tasks[group].is_home
+
+
+def test_what_a_silent_region_holds_takes_no_room_at_home_and_one_task_shows_when_it_is_back() -> None:
+    state, regions = pacing(12), SilentRegions({"west": 6000.0, "east": 60.0})
+
+    def fill(now_s: float) -> dict[str, int]:
+        silent = regions.look(state.tasks, state.answers, now_s)
+        for group in (group for groups in silent.lost.values() for group in groups):
+            state.move_home(group)
+        state.silent, before = silent, dict(state.next)
+        while (stream := state.choose_stream()) is not None:
+            state.issue(stream, 0, "")
+        return {stream: number - before[stream] for stream, number in state.next.items() if number > before[stream]}
+
+    assert fill(0) == {"sums": 4, "sums.west": 4, "sums.east": 4}
+    assert fill(5) == {}
+    assert fill(11) == {"sums": 2, "sums.west": 2}, "the four of east take no room"
+    assert fill(65) == {}, "east is lost, and its four are at home"
+    for number in range(5):
+        state.conclude(GroupId("sums", number), "solver")
+    assert fill(66) == {"sums.east": 1}, "one task asks for it"
+    assert list(fill(73)) in (["sums"], ["sums.west"]), "which takes no room either"
+    for group in [one for one in state.tasks if one.stream in {"sums", "sums.east"}]:
+        state.conclude(group, "solver")
+    assert fill(74)["sums.east"] > 1, "it is back"
+
+
+def test_after_the_end_of_a_run_nobody_waits_long_for_a_region() -> None:
+    state, regions = pacing(4), SilentRegions({"west": 600.0})
+    state.issue("sums.west", 0, "")
+    assert regions.look(state.tasks, state.answers, 0, ended=True).lost == {}
+    assert "sums.west" in regions.look(state.tasks, state.answers, 10, ended=True).lost
 
 
 def published(version: int, kind: str = "delta", size: int = 1) -> WeightsPublished:
@@ -137,11 +169,11 @@ def test_an_object_that_is_lost_at_home_is_gone_round_once_whole_weights_are_pub
 def test_a_mirror_copies_committed_tasks_out_and_what_workers_write_back() -> None:
     plan = plan_mirror(run("home:1"), run("west:2"), "west")
     lines = dict(line.split("=", 1) for line in plan.render().splitlines())
-    assert lines["clusters"] == "home,west"
-    assert lines["home->west.topics"] == r"t\\.recipe,t\\.tasks\\.sums\\.west"
+    assert lines["clusters"] == "r-home,r-region-west", "another run has a group and topics of its own in both clusters"
+    assert lines["r-home->r-region-west.topics"] == r"t\\.recipe,t\\.tasks\\.sums\\.west"
     back = "trajectories.solver", "eval-groups.solver", "workers", "dead-letters"
-    assert lines["west->home.topics"].replace("\\", "") == ",".join(f"t.{name}" for name in back)
-    assert {lines[f"{name}.consumer.isolation.level"] for name in ("home", "west")} == {"read_committed"}
+    assert lines["r-region-west->r-home.topics"].replace("\\", "") == ",".join(f"t.{name}" for name in back)
+    assert {lines[f"{name}.consumer.isolation.level"] for name in lines["clusters"].split(",")} == {"read_committed"}
 
 
 def test_logins_are_given_to_the_mirror_in_the_form_of_java() -> None:
@@ -152,6 +184,8 @@ def test_logins_are_given_to_the_mirror_in_the_form_of_java() -> None:
     assert "linger.ms" not in found
     with pytest.raises(UsageError, match="cannot log in to the Kafka of west"):
         translate_client({"sasl.mechanism": "GSSAPI"}, "west")
+    with pytest.raises(UsageError, match=r"cannot give ssl\.key\.location of the Kafka of west"):
+        translate_client({"ssl.key.location": "/key.pem"}, "west")
 
 
 @pytest.mark.parametrize("server", ["kafka", "store", "mirror"])

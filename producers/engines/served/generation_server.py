@@ -15,7 +15,7 @@ import structlog
 
 from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.loopback_ports import HOST
-from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerProcess
+from headrace.infra.embedded.server_process import ServerCommand, ServerError, ServerFailed, ServerProcess
 from headrace.infra.process.child_process import list_session
 from headrace.infra.process.log_lines import find_last_error
 from headrace.infra.process.shared_memory import SharedMemoryNotes
@@ -101,7 +101,11 @@ class EngineProcess(ServerProcess):
 
     def start(self, timeout_s: float = 60) -> Self:
         """Start the server as any other, and note its shared memory."""
-        super().start(timeout_s)
+        try:
+            super().start(timeout_s)
+        except ServerFailed:
+            self._refuse_if_ending()  # it was ended here while it started
+            raise
         self._note_shared_memory()
         return self
 
