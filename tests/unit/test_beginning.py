@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from headrace.app.cli.main import app
 from headrace.app.launcher import beginning
 from headrace.app.launcher.beginning import RunOfAnother, begin
-from headrace.app.launcher.components import list_components
+from headrace.app.launcher.components import list_components, list_parts
 from headrace.app.launcher.standing_servers import format_recipe_lines, write_keys
 from headrace.app.launcher.watch import make_servers
 from headrace.infra.embedded.data_folder import DataFolder
@@ -89,6 +89,17 @@ def test_begin_names_the_parts_what_looks_at_them_and_the_variables_that_each_te
     elsewhere = CliRunner().invoke(app, ["begin", "arithmetic"]).output
     assert "  /venv/bin/headrace feed --run" in elsewhere
     assert "here or on another machine (there the program may be called `headrace`)" in elsewhere
+
+
+def test_the_parts_of_a_region_are_named_and_its_servers_must_be_named() -> None:
+    example = str(Path(__file__).parents[2] / "examples" / "two-regions.toml")
+    recipe = load_recipe(example)
+    parts = {words[0]: words[1:] for words in list_parts(recipe, "HOME", {"west": "WEST"})}
+    assert parts["mirror"] == parts["relay"] == ("--region", "west", "--run", "HOME")
+    assert parts["rollout"] == ("--workflow", "sums", "--region", "west", "--run", "WEST")
+    homes = ('kafka.bootstrap="k:1"', 'store.endpoint="s:1"', 'regions.west.kafka.bootstrap="w:1"')
+    with pytest.raises(UsageError, match=r"must set regions\.west\.store\.endpoint\. "):
+        begin(load_recipe(example, homes), lambda _: None, new_recipe=False)
 
 
 def test_nothing_is_made_on_a_cluster_that_cannot_carry_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

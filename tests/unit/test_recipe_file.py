@@ -272,6 +272,10 @@ def test_no_refusal_of_an_address_quotes_its_password(base: Path) -> None:
         ),
         ('kafka={client={"sasl.password"="hunter2"}', "--set kafka=…: `kafka` must be a table"),
         ('kafka.client={"sasl.password"=["hunter2"]}', "--set kafka.client=…: `kafka.client"),
+        (
+            'regions={west={kafka={client={"sasl.password"="hunter2"}}}}',
+            "kafka.client must not hold sasl.password",
+        ),
         ('store={secret_key="hunter2"}', "--set store=…: `store.secret_key` is not known"),
         ("store.secret_key=hunter2", "--set store.secret_key=…: `store.secret_key` is not known"),
         ("password=hunter2", "--set password=…: `password` is not known"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from headrace.infra.recipe.table import Named
 from headrace.infra.run import progress, revisions
 from headrace.infra.run.progress import RunProgress
 from headrace.infra.store.object_store import StoreAddress
+from headrace.ops import swap
 from headrace.schemas import codec
 from headrace.schemas.ids import GroupId
 from headrace.schemas.records import BatchTrained, CuratedGroup, GroupUse, Outcome, RecipeRevision, WeightsPublished
@@ -239,6 +241,19 @@ def test_how_far_a_run_has_come_is_read_from_its_batches_and_versions(monkeypatc
     for further in (BatchTrained(policy=policy, version=1), WeightsPublished(policy=policy, version=1)):
         assert so_far(first, further).has_trained
     assert so_far(first, torn=b"torn").has_trained, "what cannot be read may be a version"
+
+
+def test_a_swap_keeps_the_servers_of_the_regions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"west": '{"bootstrap": "w:1", "store": "{}"}'}
+    newest = revisions.build_revision("run-1", 0, RECIPE, "{}", there)
+    monkeypatch.setattr(swap, "read_revisions", lambda _: [newest])
+    written: list[RecipeRevision | None] = []
+    monkeypatch.setattr(swap, "write_later_revision", lambda _, settle: written.append(settle()))
+    chain = tmp_path / "chain.toml"
+    chain.write_text('chain = ["validate"]')
+    run: Any = SimpleNamespace(address=RunAddress(Connection("127.0.0.1:1"), "t"))
+    swap.swap(run, chain)
+    assert [one.regions for one in written if one is not None] == [there]
 
 
 def test_recipes_that_differ_in_more_than_the_chain_are_told_apart(tmp_path: Path) -> None:
