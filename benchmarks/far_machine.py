@@ -20,7 +20,7 @@ from typing import IO, Self, cast
 from benchmarks.shaped_link import CHUNK_BYTES, HOST, ShapedLink
 from headrace.infra.embedded.data_folder import DataFolder
 from headrace.infra.embedded.servers import Servers
-from headrace.infra.environment import ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE
+from headrace.infra.environment import ACCESS_KEY_VARIABLE, CACHE_VARIABLE, SECRET_KEY_VARIABLE
 from headrace.infra.log import configure_logging
 from headrace.infra.recipe.server_settings import Kafka, Store
 
@@ -116,6 +116,7 @@ def serve(folder: Path) -> None:
     for address in (bootstrap, store.endpoint):
         threading.Thread(target=_tunnel, args=(folder, int(address.rpartition(":")[2])), daemon=True).start()
     keys = {ACCESS_KEY_VARIABLE: store.access_key, SECRET_KEY_VARIABLE: store.secret_key}
+    own = {**keys, CACHE_VARIABLE: str(folder / "cache")}  # so that no weights come by the cache of the machine at home
     with ExitStack() as stack:
         stack.callback(servers.stop)
         servers.start()
@@ -124,7 +125,7 @@ def serve(folder: Path) -> None:
             asked = json.loads(line)
             log = stack.enter_context((folder / f"{asked['name']}.log").open("ab"))
             command = [sys.executable, "-m", "headrace", *asked["words"]]
-            worker = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **keys})
+            worker = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **own})
             stack.callback(worker.wait)
             stack.callback(worker.terminate)
 
