@@ -28,6 +28,7 @@ from headrace.envs.worlds.actions import list_actions
 from headrace.envs.worlds.contract import Step, WorldFailed
 from headrace.infra.backoff import Backoff
 from headrace.infra.embedded.loopback_ports import draw_port
+from headrace.infra.recipe.table import Named
 
 pytestmark = pytest.mark.worlds
 HERE = Path(__file__).parent
@@ -86,7 +87,7 @@ def test_the_world_of_openenvs_template_is_played_as_it_is(tmp_path: Path) -> No
     with running(server, tmp_path / "echo_world", port) as url:
         env, chosen = OpenEnv(1, url), OpenEnv(1, url, observation="echoed_message")
         assert (env.size("train"), env.size("held_out")) == (None, None)
-        assert identify_environment("w", env).version == "EchoWorldEnvironment 1.0.0"
+        assert identify_environment("w", env, Named(use="openenv")).version == "EchoWorldEnvironment 1.0.0"
         first, steps = asyncio.run(play(env, "hello", "x" * 20))
         assert json.loads(first)["echoed_message"] == "Echo World environment ready!"
         assert json.loads(steps[0].observation) == {"echoed_message": "hello", "message_length": 5}
