@@ -40,6 +40,9 @@ class OpenEnv:
     Raises UsageError or ValueError for settings.
     """
 
+    processes = 1
+    """Child processes: nothing runs there, as the worlds are elsewhere."""
+
     def __init__(  # noqa: PLR0913 - the settings by name
         self,
         seed: int,

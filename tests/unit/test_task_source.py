@@ -170,7 +170,7 @@ def test_a_size_that_only_a_server_knows_is_waited_for(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Sums, "size", lose)
     for ask in (made.draw, lambda: made.list_held_out(1)):
-        with pytest.raises(EnvironmentAway, match="environment 'sums' of workflow .* cannot tell its size: refused"):
+        with pytest.raises(EnvironmentAway, match=r"environment 'sums' of workflow .* cannot tell its size: refused"):
             ask()
 
 
