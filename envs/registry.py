@@ -30,6 +30,7 @@ ENVIRONMENTS = {
     "jsonl": "headrace.envs.jsonl:JsonLines",
     "ledger": "headrace.envs.ledger:Ledger",
     "mixture": "headrace.envs.mixture:Mixture",
+    "openenv": "headrace.envs.openenv.environment:OpenEnv",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
     "scripted": "headrace.envs.scripted:Scripted",
     "search": "headrace.envs.search.environment:Search",
@@ -42,6 +43,7 @@ WORKFLOWS = {
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
     "terminal": "headrace.envs.workflows.terminal:terminal",
     "tools": "headrace.envs.workflows.tools:tools",
+    "world": "headrace.envs.workflows.world:world",
 }
 
 METHODS = ("size", "problem", "score")
