@@ -113,9 +113,7 @@ async def _generate(actor: Actor, transcript: Transcript) -> str:
 
 
 def _encode(actor: Actor, problem: Problem, prompt: Prompt) -> list[int]:
-    return actor.encode_rendered(
-        actor.render(as_messages(prompt), template_arguments=problem.template_arguments)
-    )
+    return actor.encode_rendered(actor.render(as_messages(prompt), template_arguments=problem.template_arguments))
 
 
 def write_team_prompt(task: Prompt, said: Mapping[str, str], role: str, suffix: str = "") -> Prompt:
