@@ -46,7 +46,7 @@ class Result:
     audit: str
     """`closes`, `no log`, or what the audit found."""
     discarded: float = 0.0
-    """Share of the played groups that were not trained on, without those that the end of the run left over."""
+    """Share of the groups that were not trained on; those that the end of the run left over do not count."""
     play_s: float = 0.0
     """Mean seconds of a batch's play, with a barrier."""
     train_s: float = 0.0
@@ -73,7 +73,7 @@ def read_headrace(file: Path, recipe_file: Path) -> Result:
     found, recipe = read_result(file.read_bytes()), load_recipe(str(recipe_file))
     made = {name: [(version, at_s) for version, _, at_s in one.progress] for name, one in found.policies.items()}
     skipped = recipe.trainer.max_staleness + 2  # until then the windows fill
-    played = sum(sum(one.groups.discarded.values()) + one.groups.trained for one in found.policies.values())
+    trained = sum(one.groups.trained for one in found.policies.values())
     lost = sum(
         count for one in found.policies.values() for reason, count in one.groups.discarded.items() if reason != RUN_END
     )
@@ -83,7 +83,7 @@ def read_headrace(file: Path, recipe_file: Path) -> Result:
         samples_per_s=sum(rates) * recipe.trainer.groups_per_batch * recipe.rollout.group_size,
         held_out={name: one.eval_curve for name, one in found.policies.items()},
         audit=_describe_audit(found.audit, found.summary),
-        discarded=lost / max(1, played),
+        discarded=lost / max(1, trained + lost),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from benchmarks.asynchrony import plays
 from benchmarks.asynchrony.barrier_loop import BarrierLoop
 from benchmarks.asynchrony.cells import Plan, Results, write_recipe
-from benchmarks.asynchrony.sides import BARRIER, HEADRACE, ONE_OFF, Result, RunFailed, find_rate
+from benchmarks.asynchrony.sides import BARRIER, HEADRACE, ONE_OFF, Result, RunFailed, find_rate, read_headrace
 from benchmarks.asynchrony.tables import build_figures
 from benchmarks.asynchrony.workloads import EPISODES, TEAM, TURNS, Workload
 
@@ -67,6 +68,29 @@ def test_the_rate_leaves_out_what_came_before_the_steady_state() -> None:
     assert find_rate(made, 99) == pytest.approx(0.1)
     with pytest.raises(RunFailed, match="made 1 versions, too few"):
         find_rate(made[:2], 2)
+
+
+def test_a_summary_gives_the_steady_rate_what_was_lost_and_the_audits_verdict(tmp_path: Path) -> None:
+    recipe = TEAM.write_recipe(tmp_path, steps=4, staleness=0, seed=1)
+    of_policy = {
+        **dict.fromkeys(("reward_last", "eval_last")),
+        "versions": 4,
+        "groups": {"trained": 64, "discarded": {"stale": 16, "run_end": 5}, "dead": 0, "replayed": 0},
+        "lengths": {"trained": 1.0, "discarded": 1.0, "bias": None},
+        "trajectories": 640,
+        "reward_curve": [],
+        "eval_curve": [[0, 0.25]],
+        "progress": [[0, 0, 1.0], [1, 80, 9.0], [2, 160, 20.0], [3, 240, 24.0], [4, 320, 28.0]],
+    }
+    audit = {"ok": False, "lost": 3, "doubled": 0, "problems": ["sums:7 was lost"]}
+    ends = dict.fromkeys(("reward_first", "reward_last", "eval_first", "eval_last"))
+    policies = dict.fromkeys(TEAM.policies, of_policy)
+    whole = {"wall_s": 30.0, **ends, "audit": audit, "selection": {}, "policies": policies}
+    (file := tmp_path / "summary.json").write_text(json.dumps(whole))
+    found = read_headrace(file, recipe)
+    assert (found.versions_per_s, found.samples_per_s) == (0.25, pytest.approx(2 * 0.25 * 128))
+    assert (found.discarded, found.audit) == (0.2, "does not close: sums:7 was lost")
+    assert found.held_out["solver"] == ((0, 0.25),)
 
 
 # ------------------------------------------------------------------------------------------------------------- plays

@@ -62,9 +62,9 @@ OVER_THE_LIMIT: dict[str, str] = {}
 """File, or class of it, to the reason why it may be longer or hold more than others."""
 BUDGET = {
     "app": 5250,
-    "benchmarks": 4800,
+    "benchmarks": 5250,
     "consumers": 3000,
-    "envs": 7200,
+    "envs": 7270,
     "infra": 11700,
     "ledger": 900,
     "ops": 14000,
