@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.asynchrony.sides import BARRIER, HEADRACE, ONE_OFF, Result, RunFailed, run_side
 from benchmarks.asynchrony.workloads import GRID_STALENESS, HEADLINE, SPREADS, STALENESS, Workload, list_grid
+from headrace.infra.atomic_files import write_atomically
 
 PARTS = ("headline", "grid", "learning")
 ROUNDS = (1, 2)
@@ -100,7 +101,7 @@ def find_workload(name: str) -> Workload:
 
 
 class Results:
-    """The results by cell, in a file to which each is appended as soon as it is there."""
+    """The results by cell, in a file of JSON lines that has each as soon as it is there."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -113,8 +114,8 @@ class Results:
     def add(self, cell: Cell, result: Result) -> None:
         """Take in a result."""
         self.by_cell[cell] = result
-        with self._file.open("a") as out:
-            out.write(json.dumps({"cell": asdict(cell), "result": asdict(result)}) + "\n")
+        lines = (json.dumps({"cell": asdict(one), "result": asdict(found)}) for one, found in self.by_cell.items())
+        write_atomically(self._file, "".join(f"{line}\n" for line in lines).encode())
 
     def select(self, cells: Sequence[Cell], **wanted: Any) -> dict[Cell, Result]:
         """Return the results of those of some cells whose fields have these values."""
