@@ -52,6 +52,7 @@ class Chat:
             continue with. The last two begin a new sequence, and stop if nothing more can be removed.
         room: Tokens that an answer needs; by default 1 for "stop", else a quarter of the context.
         agent_id: Id of the agent among those of its role.
+        turn: Number of the first turn, if the role has acted before.
 
     Raises TypeError for invalid messages, and for images.
     """
@@ -67,6 +68,7 @@ class Chat:
         when_full: WhenFull = "stop",
         room: int | None = None,
         agent_id: str = "",
+        turn: int = 0,
     ) -> None:
         if not callable(when_full) and when_full not in ("stop", "drop_oldest"):
             raise ChatError(f'when_full must be "stop", "drop_oldest" or a function, got {when_full!r}')
@@ -75,7 +77,7 @@ class Chat:
         """How often the template rewrote earlier messages, so that a new sequence began."""
         self._actor = actor
         self._rendering = Rendering(actor, tools, template_arguments)
-        self._branches = Branches(role, agent_id)
+        self._branches = Branches(role, agent_id, turn)
         self._text_prompt = prompt if isinstance(prompt, str) and not self.tools and not template_arguments else None
         self._messages = list(check_messages("messages", as_messages(prompt)))
         self._given = len(self._messages)

@@ -18,22 +18,29 @@ OPERATIONS = {"+": "add", "*": "mul"}
 
 
 class Ledger:
-    """Problems without end. `most` is the largest number. Raises ValueError for `most` below 2."""
+    """Problems without end. `most` is the largest number; with `tasks`, training repeats so many problems.
+
+    Raises ValueError for `most` below 2, and for `tasks` below 1.
+    """
 
     name = "ledger"
 
-    def __init__(self, seed: int, most: int = 99) -> None:
+    def __init__(self, seed: int, most: int = 99, tasks: int | None = None) -> None:
         if most < 2:
             raise ValueError(f"most, the largest number of the world, must be 2 or more; got {most}")
-        self._seed, self._most = seed, most
+        if tasks is not None and tasks < 1:
+            raise ValueError(f"tasks, the number of training problems, must be 1 or more; got {tasks}")
+        self._seed, self._most, self._tasks = seed, most, tasks
         self.tools = (self.get, self.add, self.mul)
 
-    def size(self, split: Split) -> int | None:  # noqa: ARG002 - the protocol's
-        """Return None: the problems do not end."""
-        return None
+    def size(self, split: Split) -> int | None:
+        """Return None, as problems do not end, or the number of training problems."""
+        return self._tasks if split == "train" else None
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return a problem with a world of its own; held-out problems are the same for every seed."""
+        if split == "train" and self._tasks is not None:
+            index %= self._tasks
         draw = Random(f"ledger {split} {0 if split == 'held_out' else self._seed} {index}")  # noqa: S311
         table = {name: draw.randint(1, self._most) for name in NAMES}
         first, second = draw.sample(NAMES, 2)

@@ -10,6 +10,11 @@ from headrace.envs.contract import Actor, Generation, check_tools, tool_name
 from headrace.envs.messages import Message
 
 
+def has_chat_template(actor: Actor) -> bool:
+    """Return whether a policy renders a message as more than its content."""
+    return actor.render([{"role": "user", "content": "a"}]) != "a"
+
+
 class ChatError(ValueError):
     """A conversation cannot be rendered for the policy; the message gives the reason."""
 

@@ -136,10 +136,11 @@ class Branches:
     Args:
         role: Role of the policy.
         agent_id: Id of the agent among those of its role.
+        turn: Number of the first turn, if the role has acted before.
     """
 
-    def __init__(self, role: str, agent_id: str = "") -> None:
-        self._role, self._agent_id = role, agent_id
+    def __init__(self, role: str, agent_id: str = "", turn: int = 0) -> None:
+        self._role, self._agent_id, self._turn = role, agent_id, turn
         self._transcripts: list[Transcript] = []
 
     def __len__(self) -> int:
@@ -153,7 +154,7 @@ class Branches:
 
     def begin(self, prompt: Ids) -> None:
         """Begin a sequence with the tokens of a prompt; its turns are counted on."""
-        turn = self.newest.turn if self._transcripts else 0
+        turn = self.newest.turn if self._transcripts else self._turn
         transcript = Transcript(self._role, self._agent_id, len(self._transcripts) - 1, turn)
         transcript.prompt(prompt)
         self._transcripts.append(transcript)

@@ -15,7 +15,7 @@ from headrace.infra.kafka.topic_reader import find_start_positions
 from headrace.infra.kafka.transactions import TransactionalWriter
 from headrace.infra.process.signals import MustRestart, StopRequested
 from headrace.infra.recipe.plug_in_sources import check_sources, trainer_plug_ins
-from headrace.infra.recipe.settings import Policy
+from headrace.infra.recipe.settings import Policy, Recipe
 from headrace.infra.run.run import Run
 from headrace.infra.weights.tensors import WeightsError
 from headrace.schemas.records import NamedObject
@@ -199,6 +199,37 @@ def _fetch_examples(run: Run, policy: str, stop: threading.Event) -> list[Prompt
     return [PromptAndCompletion(**json.loads(line)) for line in run.get(claim).decode().splitlines()]
 
 
+def plan_warm_start(
+    recipe: Recipe, policy: str, examples: list[PromptAndCompletion]
+) -> tuple[WarmStartSettings, tuple[list[PromptAndCompletion], list[PromptAndCompletion]]]:
+    """Return the settings of a policy's warm start, and its examples for training and for measuring.
+
+    Raises UsageError for fewer than two different examples.
+    """
+    settings = recipe.policies[policy].warm_start
+    assert settings is not None  # noqa: S101 - the caller asked
+    # Split by content: a problem that is drawn twice is used either for training or for measuring.
+    distinct = {example.content: example for example in examples}
+    cut = max(1, min(settings.held_out, len(distinct) // 4))
+    apart = dict(list(distinct.items())[:cut])
+    to_learn_from = [example for example in examples if example.content not in apart]
+    if not to_learn_from:
+        raise UsageError(
+            f"policies.{policy}.warm_start needs at least two different worked examples, one of which is held out, but "
+            f"the environment gave {len(distinct)}: give it more data for worked examples, or leave warm_start out"
+        )
+    warm = WarmStartSettings(
+        low=settings.reward_low,
+        high=settings.reward_high,
+        learning_rate=settings.learning_rate,
+        batch_size=settings.batch,
+        max_steps=settings.max_steps,
+        max_new_tokens=recipe.rollout.max_tokens,
+        seed=recipe.seed,
+    )
+    return warm, (to_learn_from, list(apart.values()))
+
+
 def _warm_start(
     run: Run,
     policy: str,
@@ -210,29 +241,7 @@ def _warm_start(
 
     Raises StopRequested between two steps.
     """
-    settings = run.recipe.policies[policy].warm_start
-    assert settings is not None  # noqa: S101 - the caller asked
-    examples = _fetch_examples(run, policy, stop)
-    # Split by content: a problem that is drawn twice is used either for training or for measuring.
-    distinct = {example.content: example for example in examples}
-    cut = max(1, min(settings.held_out, len(distinct) // 4))
-    apart = dict(list(distinct.items())[:cut])
-    measured = list(apart.values())
-    warm = WarmStartSettings(
-        low=settings.reward_low,
-        high=settings.reward_high,
-        learning_rate=settings.learning_rate,
-        batch_size=settings.batch,
-        max_steps=settings.max_steps,
-        max_new_tokens=run.recipe.rollout.max_tokens,
-        seed=run.recipe.seed,
-    )
-    to_learn_from = [example for example in examples if example.content not in apart]
-    if not to_learn_from:
-        raise UsageError(
-            f"policies.{policy}.warm_start needs at least two different worked examples, one of which is held out, but "
-            f"the environment gave {len(distinct)}: give it more data for worked examples, or leave warm_start out"
-        )
+    warm, examples = plan_warm_start(run.recipe, policy, _fetch_examples(run, policy, stop))
     with open_heartbeat(run, policy, "warming up") as beat:
 
         class Reported(KeptWarmStart):
@@ -246,11 +255,11 @@ def _warm_start(
                     return
                 beat(describe_measurement(step, reward, warm))
 
-        beat(f"{len(to_learn_from)} worked examples")
-        kept = Reported(model, tokenizer, (to_learn_from, measured), warm)
+        beat(f"{len(examples[0])} worked examples")
+        kept = Reported(model, tokenizer, examples, warm)
         taken = kept.load_into_model()
         if taken is None:
-            taken = warm_start(model, tokenizer, to_learn_from, measured, warm, kept)
+            taken = warm_start(model, tokenizer, *examples, warm, kept)
             kept.keep(taken)
             # `reward` is the exact match reached.
             log.info("warm_start.done", policy=policy, steps=taken.steps, reward=round(taken.reward, 3))

@@ -276,6 +276,9 @@ def compare(
             "learning rate of 0.",
         ),
     ] = False,
+    recipe: Annotated[
+        str, typer.Option(metavar="NAME", help="Recipe in place of the sweep's `recipe`.", show_default=False)
+    ] = "",
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Data folder.", show_default=".headrace/<sweep>")
     ] = None,
@@ -306,7 +309,9 @@ def compare(
     from headrace.ops.plain_json import encode_json
 
     log_quietly()
-    asked, runs = build_curve(sweep) if curve else load_sweep(sweep)
+    if curve and recipe:
+        raise UsageError("--curve takes a recipe in place of a sweep: name it there, without --recipe")
+    asked, runs = build_curve(sweep) if curve else load_sweep(sweep, recipe)
     if plot is not None:
         from headrace.app.views.chart import check_picture
 

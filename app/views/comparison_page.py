@@ -44,8 +44,8 @@ NOTE = (
     "all tasks that the variant's selector took; held-out: reward of the last evaluation, on the same tasks for all "
     "variants; held-out at the start: that of the first evaluation; skipped: tasks that the selector did not take; "
     "trained: share of all groups; discarded: share of the groups that were concluded before the run's end; length "
-    "bias: mean length of discarded groups over that of trained groups; over the first: difference from the first "
-    "variant's run of the same seed."
+    "bias: mean length of discarded groups over that of trained groups; over the first: difference from the run of the "
+    "same seed of the first variant, or of the one that `over` names in the sweep."
 )
 
 

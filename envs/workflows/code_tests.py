@@ -61,7 +61,7 @@ async def code_tests(problem: Problem, env: Environment, actors: Mapping[str, Ac
         *before, last_message = as_messages(problem.prompt)
         text = last_message["content"] + write_feedback(problem, cases, passed)
         prompt = text if isinstance(problem.prompt, str) else [*before, {**last_message, "content": text}]
-        _, last, more = await _write_code(problem, env, actors[SOLVER], prompt)
+        _, last, more = await _write_code(problem, env, actors[SOLVER], prompt, turn=1)
         sequences += more
     is_diagnosed = is_valid and is_approved == is_right
     reward = (is_valid + is_diagnosed) / 2
@@ -74,9 +74,10 @@ async def code_tests(problem: Problem, env: Environment, actors: Mapping[str, Ac
 
 
 async def _write_code(
-    problem: Problem, env: Environment, actor: Actor, prompt: Prompt
+    problem: Problem, env: Environment, actor: Actor, prompt: Prompt, turn: int = 0
 ) -> tuple[str, Score, tuple[Record, ...]]:
-    chat = Chat.of_problem(actor, SOLVER, replace(problem, prompt=prompt))
+    arguments = problem.template_arguments
+    chat = Chat(actor, SOLVER, prompt, tools=problem.tools, template_arguments=arguments, turn=turn)
     await chat.generate()
     score = await score_answer(env, problem, chat.text)
     return chat.text, score, chat.sequences(score.reward)

@@ -77,7 +77,7 @@ class ComparedPolicy:
     curves: dict[str, dict[str, MeanCurve]]
     """Measure to axis to the mean curve over seeds."""
     over_first: dict[str, Interval]
-    """Measure to the difference from the first variant, over seeds that both have."""
+    """Measure to the difference from the first variant, or the one that `over` names, over seeds that both have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,8 @@ class PlayedRun:
     """None if the run failed."""
     failed: str
     """The last lines that a failed run printed; else empty."""
+    over: str = ""
+    """Variant from which differences are computed; empty for the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,11 @@ def build_comparison(name: str, about: str, runs: Mapping[str, PlayedRun]) -> Co
     for run in runs.values():
         variants.setdefault(run.variant, []).append(run)
     first = next(iter(variants.values()), [])
-    found = {variant: _compare_variant(some, [] if some is first else first) for variant, some in variants.items()}
+    over = {variant: variants.get(some[0].over, first) for variant, some in variants.items()}
+    found = {
+        variant: _compare_variant(some, [] if over[variant] is some else over[variant])
+        for variant, some in variants.items()
+    }
     return Comparison(name, about, found, dict(runs))
 
 

@@ -135,6 +135,7 @@ def play(sweep: Sweep, runs: Sequence[SweepRun], data: Path, say: ReportLine) ->
             seed=run.seed,
             summary=results[run.name],
             failed="" if results[run.name] else run_folders[run.name].describe_failure(),
+            over=run.over,
         )
         for run in runs
     }

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -31,10 +30,13 @@ SHARED_KEYS = ("kafka.bootstrap", "kafka.client", "store")
 class Variant(Settings):
     """One recipe of a comparison, with its changes."""
 
-    recipe: str
-    """A shipped recipe by name, or the path of a TOML file, relative to the sweep file or the working directory."""
+    recipe: str = ""
+    """A shipped recipe by name, or the path of a TOML file, relative to the sweep file or the working directory; by
+    default the sweep's `recipe`."""
     name: str = ""
     """Name in tables; by default the last part of the recipe's name."""
+    over: str = ""
+    """Name of the variant from which its differences are shown; by default the first one."""
     sets: tuple[str, ...] = Field((), alias="set")
     """Changes of the recipe, as in `["trainer.steps=40"]`."""
     seeds: tuple[int, ...] = ()
@@ -48,6 +50,8 @@ class Sweep(Settings):
     """Name of the sweep; the runs' names begin with it."""
     about: str = ""
     """One sentence that describes the sweep."""
+    recipe: str = ""
+    """Recipe of the variants that name none, so that one line exchanges it."""
     seeds: tuple[int, ...] = Field(min_length=1)
     """Value of the recipe's `seed` for each run of a variant."""
     side_by_side: int = Field(1, ge=1)
@@ -80,21 +84,29 @@ class SweepRun:
     """All changes except the addresses of the servers."""
     recipe: Recipe
     """The recipe with these changes."""
+    over: str = ""
+    """Variant from which its differences are shown; empty for the first one."""
 
 
-def load_sweep(name_or_path: str) -> tuple[Sweep, list[SweepRun]]:
+def load_sweep(name_or_path: str, recipe: str = "") -> tuple[Sweep, list[SweepRun]]:
     """Read a sweep file, and every recipe that it names; return its runs, seed by seed.
+
+    Args:
+        name_or_path: The sweep.
+        recipe: In place of the sweep's own `recipe`.
 
     Raises UsageError that names file and key, the error, and the allowed values.
     """
     path, text = _read_sweep_text(name_or_path)
     try:
-        sweep = Sweep.model_validate(tomllib.loads(text))
+        sweep = Sweep.model_validate(tomllib.loads(text) | ({"recipe": recipe} if recipe else {}))
     except ValidationError as error:
         lines = [f"  {sentence}" for sentence in _describe_faults(error)]
         raise UsageError("\n".join([f"sweep {name_or_path} is not valid:", *lines])) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name_or_path} is not TOML: {error}") from error
+    if recipe and all(variant.recipe for variant in sweep.variants):
+        raise UsageError(f"sweep {name_or_path}: --recipe would change nothing, as every variant names its own recipe")
     try:
         if sweep.archive and path is not None and (path.parent / sweep.archive).exists():
             sweep = sweep.model_copy(update={"archive": str(path.parent / sweep.archive)})
@@ -125,14 +137,18 @@ def name_of(variant: Variant) -> str:
 
 
 def _list_runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
-    for what, values in (("seed", sweep.seeds), ("variant", [name_of(variant) for variant in sweep.variants])):
+    variants = [_fill_in_recipe(sweep, number, variant) for number, variant in enumerate(sweep.variants, 1)]
+    names = [name_of(variant) for variant in variants]
+    for what, values in (("seed", sweep.seeds), ("variant", names)):
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
             remedy = "remove one of them" if what == "seed" else "give each variant a `name` of its own"
             raise UsageError(f"{what} {twice[0]} is given more than once: {remedy}")
+    if unknown := [variant.over for variant in variants if variant.over and variant.over not in names]:
+        raise UsageError(f"`over` must name a variant of the sweep, one of {', '.join(names)}; got {unknown[0]!r}")
     shared, taken = _list_table_settings(sweep), dict[str, str]()
-    for seed in dict.fromkeys((*sweep.seeds, *(seed for variant in sweep.variants for seed in variant.seeds))):
-        for variant in sweep.variants:
+    for seed in dict.fromkeys((*sweep.seeds, *(seed for variant in variants for seed in variant.seeds))):
+        for variant in variants:
             if seed not in (variant.seeds or sweep.seeds):
                 continue
             name = _make_run_name(sweep, variant, seed)
@@ -145,7 +161,13 @@ def _list_runs(sweep: Sweep, beside: Path) -> Iterator[SweepRun]:
             source = _find_recipe(variant.recipe, beside)
             own = (*_refuse_reserved(sweep.sets), *_refuse_reserved(variant.sets))
             words = (*own, *shared, f"seed={seed}", f"name={json.dumps(name)}")
-            yield SweepRun(name, name_of(variant), seed, source, words, load_recipe(source, words))
+            yield SweepRun(name, name_of(variant), seed, source, words, load_recipe(source, words), variant.over)
+
+
+def _fill_in_recipe(sweep: Sweep, number: int, variant: Variant) -> Variant:
+    if not (recipe := variant.recipe or sweep.recipe):
+        raise UsageError(f"variant {number} has no `recipe`, and the sweep has none for all: give one of them")
+    return variant.model_copy(update={"recipe": recipe})
 
 
 def _make_run_name(sweep: Sweep, variant: Variant, seed: int) -> str:
@@ -208,7 +230,8 @@ def _describe_faults(error: ValidationError) -> Iterator[str]:
     for fault in error.errors():
         where = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
-            table: Any = {"variants": Variant, "kafka": Kafka, "store": Store}.get(str(fault["loc"][0]), Sweep)
+            tables: dict[str, type[Settings]] = {"variants": Variant, "kafka": Kafka, "store": Store}
+            table = tables.get(str(fault["loc"][0]), Sweep)
             known = (field.alias or name for name, field in table.model_fields.items())
             yield f"`{where}` is not a known key: the keys there are {', '.join(sorted(known))}"
         elif fault["type"] == "missing":

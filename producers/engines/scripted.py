@@ -1,8 +1,8 @@
 """An engine without a model, for the mechanics of a run where a model is too slow: streaks, staleness, lengths, order.
 
-The engine answers the questions of `envs/scripted.py`. An answer at level l has `tokens[l]` tokens and takes
-`seconds_per_token` for each token, however many requests run. The answer is right with probability
-sigma(rate * version - difficulties[l]), where version is that of its last token. The draw depends on the request's
+The engine answers the questions of `envs/scripted.py`. An answer at level l has `tokens[l]` tokens, or a number drawn
+around it, and takes `seconds_per_token` for each token, however many requests run. The answer is right with probability
+sigma(rate * version - difficulties[l]), where version is that of its last token. The draws depend on the request's
 seed alone: the same request gets the same answer at the same version, and a right answer stays right at later versions.
 
 The engine takes weights but does not use them. The log-probability of every token is that of a uniform choice from
@@ -41,6 +41,8 @@ from headrace.producers.engines.contract import (
 
 SHORTEST = 2
 """Shortest answer in tokens: the answer and the stop token."""
+LONGEST = 100_000
+"""Longest answer in tokens, before a request's own limit."""
 EARLY_S = 1e-3
 """Seconds by which a timer may fire too early; the answer still counts as complete."""
 
@@ -55,10 +57,13 @@ class ScriptedSettings:
     """Difficulty by level: at 0, half of the answers of version 0 are right; higher is harder."""
     tokens: Sequence[int] = (4, 32)
     """Tokens of an answer by level, the stop token included."""
+    spreads: Sequence[float] = ()
+    """By level, sigma of the log-normal distribution of an answer's tokens, whose median is then `tokens`; by default
+    all answers of a level are equally long. Longer answers than a request allows are cut."""
     seconds_per_token: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, example in (("difficulties", [0.0, 2.0]), ("tokens", [4, 32])):
+        for name, example in (("difficulties", [0.0, 2.0]), ("tokens", [4, 32]), ("spreads", [0.5, 0.8])):
             given = getattr(self, name)
             if not isinstance(given, list | tuple) or not all(isinstance(one, int | float) for one in given):
                 raise EngineError(f"{name} must be a list of numbers, as in {example}; got {given!r}")
@@ -66,6 +71,11 @@ class ScriptedSettings:
             raise EngineError(
                 "difficulties and tokens must be equally long lists, with a value for each difficulty level; got "
                 f"{list(self.difficulties)} and {list(self.tokens)}"
+            )
+        if self.spreads and (len(self.spreads) != len(self.tokens) or min(self.spreads) < 0):
+            raise EngineError(
+                "spreads must be empty, or have a number from 0 on for each difficulty level; got "
+                f"{list(self.spreads)} for {len(self.tokens)} levels"
             )
         if min(self.tokens) < SHORTEST or self.seconds_per_token < 0:
             raise EngineError(
@@ -76,6 +86,12 @@ class ScriptedSettings:
     def chance(self, level: int, version: int) -> float:
         """Return the probability of a right answer."""
         return 0.5 + 0.5 * math.tanh((self.rate * version - self.difficulties[level]) / 2)
+
+    def draw_tokens(self, level: int, seed: int) -> int:
+        """Return the number of tokens of an answer."""
+        sigma = self.spreads[level] if self.spreads else 0.0
+        factor = random.Random(f"tokens {seed}").lognormvariate(0.0, sigma) if sigma else 1.0  # noqa: S311
+        return max(SHORTEST, round(min(self.tokens[level] * factor, LONGEST)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +176,7 @@ class ScriptedEngine:
             if not ended.done():
                 ended.set_exception(error) if error else ended.set_result(None)
 
-        planned = self._settings.tokens[question.level] if question else 1
+        planned = self._settings.draw_tokens(question.level, seed) if question else 1
         fail = partial(loop.call_soon_threadsafe, end)
         request = _Request(policy, version, min(planned, sampling.max_tokens), self._settings.seconds_per_token, fail)
         self._admit(request, len(prompt))
@@ -254,7 +270,7 @@ class ScriptedEngine:
         is_right = random.Random(seed).random() < self._settings.chance(question.level, version)  # noqa: S311
         [digit] = known.codec.encode_plain(str(question.answer if is_right else (question.answer + 1) % 10))
         end = [digit, *sampling.stop_ids[:1]]
-        return [filler] * (self._settings.tokens[question.level] - len(end)) + end
+        return [filler] * (self._settings.draw_tokens(question.level, seed) - len(end)) + end
 
     def _admit(self, request: _Request, prompt_tokens: int) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SMALLEST = {
     "admission": ["--capacities", "3000", "--strides", "20"],
     "archive": ["--groups", "32", "--rounds", "1"],
+    "asynchrony": ["--smoke", "--folder", "FOLDER"],
     "audit": ["--groups", "200", "--rounds", "1"],
     "autoscale": ["--minutes", "0.2", "--sides", "auto,2"],
     "data_algorithms": ["--groups", "1000", "--each", "50", "--rounds", "1"],
@@ -32,7 +33,7 @@ SMALLEST = {
     "wan": ["--cuts", "2", "--steady", "5", "--round-trip", "0.05"],
     "weights": ["--parameters", "1e6", "--rounds", "1", "--hidden", "32", "--versions", "1"],
 }
-"""Words for `python -m benchmarks.NAME`."""
+"""Words for `python -m benchmarks.NAME`; FOLDER is an empty one."""
 
 STARTED_ELSEWHERE = {"served_engine", "far_machine"}
 """One needs a server, which tests/engines has; the other is a part of `wan`."""
@@ -55,7 +56,8 @@ def run(name: str, words: list[str], figures: Path) -> None:
 @pytest.mark.packages
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_runs_at_its_smallest_size_and_writes_its_figures(name: str, tmp_path: Path) -> None:
-    run(name, SMALLEST[name], tmp_path / "figures.json")
+    words = [str(tmp_path / "kept") if word == "FOLDER" else word for word in SMALLEST[name]]
+    run(name, words, tmp_path / "figures.json")
 
 
 @pytest.mark.gpu
@@ -69,4 +71,5 @@ def test_the_step_benchmark_runs_on_a_gpu_and_writes_its_figures(tmp_path: Path)
 
 def test_every_benchmark_that_can_be_started_is_started_by_a_test() -> None:
     started = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    started |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
     assert started == {*SMALLEST, *STARTED_ELSEWHERE}

@@ -102,6 +102,16 @@ def test_the_solutions_of_the_ledger_get_a_reward_of_1() -> None:
         Ledger(1, most=1)
 
 
+def test_a_ledger_with_a_number_of_tasks_repeats_these_and_no_held_out_problem() -> None:
+    env, endless = Ledger(1, tasks=2), Ledger(1)
+    assert (env.size("train"), env.size("held_out"), endless.size("train")) == (2, None, None)
+    drawn = [env.problem("train", index).task_id for index in range(4)]
+    assert drawn == [endless.problem("train", index % 2).task_id for index in range(4)]
+    assert len({env.problem("held_out", index).task_id for index in range(4)}) == 4
+    with pytest.raises(ValueError, match="tasks, the number of training problems, must be 1 or more; got 0"):
+        Ledger(1, tasks=0)
+
+
 def test_the_turns_of_solutions_are_the_worked_examples_of_a_warm_start(tmp_path: Path) -> None:
     recipe = load_recipe("tools")
     env = load_environment("ledger", 1, {})

@@ -218,6 +218,7 @@ def test_each_outcome_has_the_rewards_of_version_3(
     assert (played.reward, played.parts["first"], played.parts["attempts"]) == (solver[-1], solver[0], attempts)
     assert (tested.reward, [sequence.reward for sequence in tested.sequences]) == (tester, [tester])
     assert actors["tester"].asked == [f"double a {attempt}="]
+    assert [sequence.spans[-1].turn for sequence in played.sequences] == list(range(attempts))
     if attempts == 2:
         told = [(f"[[{one}], {two}] {verdict}\n") for one, two, verdict in _read_told(attempt, cases)]
         assert actors["solver"].asked == ["double a ", f"double a  {''.join(told)}"]

@@ -126,6 +126,13 @@ def test_variants_are_summed_up_over_their_seeds_and_a_failed_run_is_not_counted
     assert json.loads(json.dumps(plain(found))) == plain(found)
 
 
+def test_a_variant_may_name_the_one_from_which_its_differences_are_computed() -> None:
+    ends = {"plain": ("", 0.25), "other": ("other", 0.5), "third": ("other", 0.625)}
+    runs = {name: PlayedRun(name, 1, result(summary(end, {})), "", over) for name, (over, end) in ends.items()}
+    found = build_comparison("s", "", runs).variants
+    assert [one.policies["solver"].over_first["reward"].mean for one in found.values()] == [None, None, 0.125]
+
+
 def test_the_page_shows_a_row_for_each_variant_and_names_what_is_wrong(found: Comparison) -> None:
     page = drawn(comparison_page(found), 200)
     for words in ("0.500 ± 1.271", "9 zero_variance, 1 run_end", "35 ± 13", "run s-fifo-1 failed: error: no room"):

@@ -63,7 +63,7 @@ OVER_THE_LIMIT: dict[str, str] = {}
 """File, or class of it, to the reason why it may be longer or hold more than others."""
 BUDGET = {
     "app": 5250,
-    "benchmarks": 4800,
+    "benchmarks": 5250,
     "consumers": 3000,
     "envs": 9800,
     "infra": 11700,

@@ -87,6 +87,19 @@ def test_an_answer_is_right_as_often_as_said_and_stays_right_as_versions_rise() 
     assert scripted._settings.chance(1, 100_000) == 1.0
 
 
+def test_lengths_with_a_spread_are_log_normal_around_their_median_and_cut_at_the_requests_limit() -> None:
+    scripted = engine(tokens=[20, 20], difficulties=[-99.0, -99.0], spreads=[0.0, 0.7])
+    (same,), seeds = answers(scripted, "0/3=7?", [5]), range(3000)
+    drawn = answers(scripted, "1/3=7?", seeds)
+    logs = np.log([scripted._settings.draw_tokens(1, seed) for seed in seeds])
+    assert len(same.ids) == 20
+    assert (logs.mean(), logs.std()) == pytest.approx((math.log(20), 0.7), abs=0.05)
+    assert {one.finish_reason for one in drawn if len(one.ids) == 64} >= {"length"}
+    texts = [Letters().decode(one.ids) for one in drawn if one.finish_reason == "stop"]
+    assert all(text.strip("=") == "7" for text in texts)
+    assert [len(one.ids) for one in answers(scripted, "1/3=7?", seeds)] == [len(one.ids) for one in drawn]
+
+
 def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
     with pytest.raises(EngineError, match='only questions of the environment "scripted"; set env'):
         answers(engine(), "0/=?", [0])
@@ -99,6 +112,8 @@ def test_what_it_cannot_read_is_refused_with_what_to_do() -> None:
     [
         ({"tokens": [], "difficulties": []}, "must be equally long lists"),
         ({"tokens": [4, 1]}, "tokens must be at least 2"),
+        ({"spreads": [0.5]}, r"a number from 0 on for each difficulty level; got \[0.5\] for 2 levels"),
+        ({"spreads": 0.5}, "spreads must be a list of numbers"),
         ({"seconds_per_token": -1.0}, "seconds_per_token at least 0"),
         ({"latency": 1.0}, "rollout.engine, scripted: no option 'latency'; the options are .*tokens"),
         ({"rate": "fast"}, "rate must be a number, got 'fast'"),

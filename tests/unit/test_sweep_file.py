@@ -55,6 +55,25 @@ def test_a_variants_changes_come_after_those_of_all(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_one_line_or_option_exchanges_the_recipe_of_all_variants(tmp_path: Path) -> None:
+    text = (
+        'name = "two"\nrecipe = "tools"\nseeds = [1]\n[[variants]]\nname = "a"\n[[variants]]\nname = "b"\nover = "a"\n'
+    )
+    path = write(tmp_path, text)
+    assert [run.recipe.workflows["sums"].env.use for run in load_sweep(path)[1]] == ["ledger", "ledger"]
+    exchanged = load_sweep(path, "arithmetic")[1]
+    assert [(run.recipe.workflows["sums"].env.use, run.over) for run in exchanged] == [
+        ("arithmetic", ""),
+        ("arithmetic", "a"),
+    ]
+    assert "variant 1 has no `recipe`" in refusal(tmp_path, text.replace('recipe = "tools"\n', ""))
+    assert "`over` must name a variant of the sweep, one of a, b; got 'c'" in refusal(
+        tmp_path, text.replace('over = "a"', 'over = "c"')
+    )
+    with pytest.raises(UsageError, match="--recipe would change nothing"):
+        load_sweep(write(tmp_path, TWO), "tools")
+
+
 def test_two_variants_whose_runs_would_have_one_name_are_refused(tmp_path: Path) -> None:
     text = TWO.replace('name = "many-0.5"', 'name = "lr*2"').replace("[[variants]]", '[[variants]]\nname = "lr/2"', 1)
     assert "variants lr/2 and lr*2 would both have the run name two-lr_2-1" in refusal(tmp_path, text)
@@ -86,7 +105,7 @@ def test_what_is_wrong_with_a_sweep_is_said(tmp_path: Path) -> None:
         (
             "seeds",
             "seed",
-            "`seed` is not a known key: the keys there are about, archive, kafka, keep, name, seeds, set",
+            "`seed` is not a known key: the keys there are about, archive, kafka, keep, name, recipe, seeds, set",
         ),
         ("seeds = [1, 2]", "", "`seeds` is missing"),
         ("seeds = [1, 2]", "seeds = []", "`seeds` Tuple should have at least 1 item"),
@@ -97,7 +116,7 @@ def test_what_is_wrong_with_a_sweep_is_said(tmp_path: Path) -> None:
         (
             'name = "many-0.5"',
             'nmae = "x"',
-            "`variants.1.nmae` is not a known key: the keys there are name, recipe, seeds, set",
+            "`variants.1.nmae` is not a known key: the keys there are name, over, recipe, seeds, set",
         ),
         ('name = "many-0.5"', f'name = "{"x" * 60}"', "rename the sweep or the variant"),
         ('name = "two"', 'name = "t.w.o"', "it becomes part of topic names"),
@@ -111,7 +130,10 @@ def test_what_is_wrong_with_a_sweep_is_said(tmp_path: Path) -> None:
     ):
         assert old in TWO
         assert telling in refusal(tmp_path, TWO.replace(old, new, 1))
-    with pytest.raises(UsageError, match=r"there is no sweep 'efficient': .* the shipped sweeps are efficient-data$"):
+    with pytest.raises(
+        UsageError,
+        match=r"there is no sweep 'efficient': .* shipped sweeps are efficient-data, efficient-data-turns, group-by$",
+    ):
         load_sweep("efficient")
 
 
@@ -134,3 +156,31 @@ def test_a_curve_is_a_recipe_over_three_seeds_beside_a_control_that_never_update
     )]  # fmt: skip
     assert [run.recipe.trainer.learning_rate > 0 for run in runs] == [True, False, True, True]
     assert sweep.variants[1].name == "control"
+
+
+def test_the_variants_of_a_shipped_sweep_differ_only_in_what_they_are_about() -> None:
+    sweep, turns = load_sweep("efficient-data-turns")
+    assert [one.variant for one in turns if one.seed == 1] == [
+        "no-filter",
+        "ds",
+        *(f"ds-replay-{share}" for share in ("0.3", "0.5", "0.7")),
+        "ds-greso",
+        *(f"ds-greso-replay-{share}" for share in ("0.3", "0.5", "0.7")),
+        "control",
+    ]
+    base = turns[0].recipe
+    allowed = {"name", "seed", "curate", "feed", "trainer"}
+    for run in turns:
+        changed = {key for key, value in run.recipe.model_dump().items() if value != base.model_dump()[key]}
+        assert changed <= allowed
+        chain = [one.use for one in run.recipe.curate.chain]
+        assert ("drop_zero_variance" in chain) == run.variant.startswith("ds")
+        assert ("replay_latest" in chain) == ("replay" in run.variant)
+        assert [one.use for one in run.recipe.feed.selector] == ["greso" if "greso" in run.variant else "accept_all"]
+    assert (len(sweep.seeds), base.trainer.steps) == (3, turns[-1].recipe.trainer.steps)
+
+    _, keys = load_sweep("group-by")
+    for run in keys:
+        recipe, _, key = run.variant.partition(", ")
+        group_by = {run.recipe.trainer_of(policy).group_by for policy in run.recipe.policies}
+        assert (group_by, run.over) == ({key}, "" if run.variant == "math, task" else f"{recipe}, task")

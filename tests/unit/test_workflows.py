@@ -1,7 +1,8 @@
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,9 @@ from chat_models import KEEPS, prepare_actor, save_tokenizer
 from headrace.consumers.algorithms.validate import find_sequence_fault
 from headrace.envs.arithmetic import ALPHABET, Arithmetic
 from headrace.envs.contract import Generation, Problem
+from headrace.envs.data.scorers import BOX_INSTRUCTION
 from headrace.envs.workflows.single_turn import single_turn
-from headrace.envs.workflows.solver_verifier import find_verdict, solver_verifier
+from headrace.envs.workflows.solver_verifier import SOLVE, SOLVE_AGAIN, VERIFY, find_verdict, solver_verifier
 from headrace.schemas.records import Sampling, Span
 
 PROBLEM = Problem(task_id="sum", prompt="kx=3+4?", answer="7")
@@ -29,6 +31,12 @@ class Scripted:
     asked: list[str] = field(default_factory=list)
 
     def encode(self, text: str) -> list[int]:
+        return self.encode_plain(text)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **_more: object) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def encode_rendered(self, text: str) -> list[int]:
         return self.encode_plain(text)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -79,14 +87,28 @@ def test_one_turn_of_messages_is_rendered_by_the_models_template(tmp_path: Path)
     assert tokenizer.decode(sequence.ids, special_tokens=True) == f"{tokenizer.render(messages)}{RIGHT}<|im_end|>"
 
 
-def test_a_solver_reads_messages_as_the_models_template_renders_them(tmp_path: Path) -> None:
+def test_a_team_with_a_chat_template_reads_task_teammates_and_role_in_three_parts(tmp_path: Path) -> None:
     tokenizer = save_tokenizer(tmp_path)
-    messages = ({"role": "system", "content": "Box it."}, {"role": "user", "content": "3+4?"})
-    said = {"solver": f"{RIGHT}<|im_end|>", "verifier": "approve<|im_end|>"}
-    actors = {role: prepare_actor(tokenizer, words) for role, words in said.items()}
-    episode = asyncio.run(solver_verifier(Problem("sum", messages, answer="7"), ENV, actors))
-    [sequence] = episode["solver"].sequences
-    assert tokenizer.decode(sequence.ids, special_tokens=True) == f"{tokenizer.render(messages)}{RIGHT}<|im_end|>"
+    system = {"role": "system", "content": "Be brief."}
+    problem = Problem("sum", (system, {"role": "user", "content": f"3+4?{BOX_INSTRUCTION}"}), answer="7")
+    verdict = "8 is wrong. <verify>Reject</verify>"
+    solver = prepare_actor(tokenizer, f"<think>1?</think>{WRONG}<|im_end|>", f"{RIGHT}<|im_end|>")
+    verifier = prepare_actor(tokenizer, f"{verdict}<|im_end|>")
+
+    episode = asyncio.run(solver_verifier(problem, ENV, {"solver": solver, "verifier": verifier}))
+
+    first, second = episode["solver"].sequences
+    [judged] = episode["verifier"].sequences
+    for sequence, teammates, role, said in (
+        (first, "", SOLVE, f"<think>1?</think>{WRONG}"),
+        (judged, f"# Teammates\n\nsolver: {WRONG}\n\n", VERIFY, verdict),
+        (second, f"# Teammates\n\nverifier: {verdict}\n\n", SOLVE_AGAIN, RIGHT),
+    ):
+        parts = f"# Task\n\n3+4?\n\n{teammates}# Your role\n\n{role}"
+        rendered = tokenizer.render((system, {"role": "user", "content": parts}))
+        assert tokenizer.decode(sequence.ids, special_tokens=True) == f"{rendered}{said}<|im_end|>"
+    assert (first.reward, second.reward, judged.reward) == (0, 1, 1)
+    assert [sequence.spans[-1].turn for sequence in (first, second)] == [0, 1]
 
 
 def test_an_approved_attempt_is_the_only_one() -> None:
@@ -140,6 +162,8 @@ def test_a_verdict_is_the_last_tag_or_the_only_word() -> None:
         ("3approve", "approve"),
         ("", None),
         ("<verify>perhaps</verify>", None),
+        ("Approved? No: <verify>REJECT</verify>", "reject"),
+        ("Approve.", "approve"),
     ):
         assert find_verdict(output) == verdict, output
 

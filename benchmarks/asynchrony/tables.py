@@ -1,0 +1,122 @@
+"""What the cells say, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.asynchrony.cells import Cell, Results, find_workload
+from benchmarks.asynchrony.sides import BARRIER, CLOSES, HEADRACE, NO_LOG, Result
+from benchmarks.asynchrony.workloads import GOALS
+from headrace.ops.compare.comparison import compute_interval
+
+
+def compute_ratios(cells: Sequence[Cell], results: Results, workload: str, staleness: int, part: str) -> list[float]:
+    """Return versions per second of Headrace over those of the barrier, for each seed that both have."""
+    some = results.select(cells, part=part, workload=workload)
+    barrier = {cell.seed: result.versions_per_s for cell, result in some.items() if cell.side == BARRIER}
+    ours = {cell.seed: one for cell, one in some.items() if (cell.side, cell.staleness) == (HEADRACE, staleness)}
+    return [one.versions_per_s / barrier[seed] for seed, one in ours.items() if seed in barrier]
+
+
+def build_figures(cells: Sequence[Cell], results: Results) -> dict[str, Any]:
+    """Return all that the tables and the picture show."""
+    of_headline = list(dict.fromkeys(cell.workload for cell in cells if cell.part == "headline"))
+    of_grid = [cell for cell in cells if cell.part == "grid" and cell.side == HEADRACE]
+    headline = {
+        name: compute_ratios(cells, results, name, staleness, "headline")
+        for name in of_headline
+        for staleness in {cell.staleness for cell in cells if cell.part == "headline" and cell.side == HEADRACE}
+    }
+    grid = [
+        {
+            "spread": find_workload(cell.workload).spreads[0],
+            "max_staleness": cell.staleness,
+            "ratio": next(iter(compute_ratios(cells, results, cell.workload, cell.staleness, "grid")), None),
+        }
+        for cell in of_grid
+    ]
+    done = results.select(cells)
+    return {
+        "headline": headline,
+        "grid": grid,
+        "learning": _build_curves(results.select(cells, part="learning")),
+        "runs": [{**asdict(cell), **asdict(result)} for cell, result in done.items()],
+    }
+
+
+def _build_curves(done: Mapping[Cell, Result]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return side to policy to the mean held-out reward over seeds, by version."""
+    found: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for cell, result in done.items():
+        for policy, curve in result.held_out.items():
+            for version, reward in curve:
+                by_version = found.setdefault(cell.side, {}).setdefault(policy, {})
+                by_version.setdefault(int(version), []).append(reward)
+    return {
+        side: {
+            policy: [{"version": at, **asdict(compute_interval(values))} for at, values in sorted(by_version.items())]
+            for policy, by_version in policies.items()
+        }
+        for side, policies in found.items()
+    }
+
+
+def show(console: Console, cells: Sequence[Cell], results: Results) -> bool:
+    """Print the tables; return whether the audit of every run with a log closes."""
+    figures = build_figures(cells, results)
+    _show_runs(console, results.select(cells))
+    for name, ratios in figures["headline"].items():
+        if ratios:
+            goal = GOALS[name]
+            verdict = "reached" if fmean(ratios) >= goal else "missed"
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            console.print(
+                f"{name}: {fmean(ratios):.2f} times the barrier's versions/s ({spread}); goal {goal}: {verdict}"
+            )
+    if figures["grid"]:
+        _show_grid(console, figures["grid"])
+    for side, policies in figures["learning"].items():
+        for policy, curve in policies.items():
+            first, last = _describe(curve[0]), _describe(curve[-1])
+            console.print(f"{side}, {policy}: held-out reward {first} at version 0, {last} at {curve[-1]['version']}")
+    return all(one.audit in (CLOSES, NO_LOG) for one in results.select(cells).values())
+
+
+def _show_runs(console: Console, done: Mapping[Cell, Result]) -> None:
+    table = Table(
+        "run", title="All runs; s: seconds per version with a barrier; expected: if only the engine took time"
+    )
+    for name in ("versions/s", "expected", "samples/s", "play s", "train s", "discarded", "audit"):
+        table.add_column(name, justify="right")
+    for cell, one in done.items():
+        has_log, rates = cell.side == HEADRACE, (f"{one.versions_per_s:.3f}", _expect(cell), f"{one.samples_per_s:.1f}")
+        phases = ("", "") if has_log else (f"{one.play_s:.2f}", f"{one.train_s:.2f}")
+        table.add_row(cell.name, *rates, *phases, f"{one.discarded:.1%}" if has_log else "", one.audit)
+    console.print(table)
+
+
+def _expect(cell: Cell) -> str:
+    """Return the versions per second of a scripted run if only the engine took time."""
+    if cell.part == "learning":
+        return ""
+    return f"{1 / find_workload(cell.workload).expect_version_s(cell.side):.3f}"
+
+
+def _show_grid(console: Console, grid: Sequence[Mapping[str, Any]]) -> None:
+    ages = list(dict.fromkeys(one["max_staleness"] for one in grid))
+    table = Table("spread", *(f"max_staleness {age}" for age in ages), title="Versions/s over those of the barrier")
+    for spread in dict.fromkeys(one["spread"] for one in grid):
+        ratios = {one["max_staleness"]: one["ratio"] for one in grid if one["spread"] == spread}
+        table.add_row(f"{spread:g}", *("" if ratios[age] is None else f"{ratios[age]:.2f}" for age in ages))
+    console.print(table)
+
+
+def _describe(point: Mapping[str, Any]) -> str:
+    half = "" if point["high"] is None else f" ± {point['high'] - point['mean']:.3f}"
+    return f"{point['mean']:.3f}{half}"
