@@ -90,7 +90,7 @@ class _Scored:
 
     def __init__(self, env: IsolatedEnvironment, problem: Problem, tools: Sequence[Tool], limits: Limits) -> None:
         self._env, self._problem, self._tools, self._limits = env, problem, tools, limits
-        self.actions = [tool.schema for tool in tools]
+        self.actions: Sequence[Mapping[str, Any]] = [tool.schema for tool in tools]
 
     async def act(self, name: str, arguments: Mapping[str, Any]) -> Step:
         """See `World.act`. Raises also the errors of the environment, Overdue and ChildDied."""

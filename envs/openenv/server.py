@@ -53,7 +53,7 @@ class EnvironmentServer:
     ) -> None:
         isolated = IsolatedEnvironment(environment, build, limits.call_limit_s)
         self._served = Served(
-            isolated, find_kind(environment), limits, partial(asyncio.to_thread, self._choose_problem)
+            isolated, find_kind(environment), limits, lambda reset: asyncio.to_thread(self._choose_problem, reset)
         )
         self._environment, self._most, self._open = environment, sessions, 0
         self.splits = {split: kind for split, kind in SPLITS.items() if environment.size(split) != 0}
@@ -143,7 +143,7 @@ class EnvironmentServer:
         """Answer the messages of a session until it ends."""
         await socket.accept()
         if self._open >= self._most:
-            full = {
+            full: dict[str, Any] = {
                 "message": f"all {self._most} sessions are taken",
                 "active_sessions": self._open,
                 "max_sessions": self._most,
