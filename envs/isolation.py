@@ -122,6 +122,10 @@ class IsolatedEnvironment:
         """Return any other attribute of the environment."""
         return getattr(self._environment, name)
 
+    def wait_for_turn(self) -> AbstractContextManager[None]:
+        """Return the block in which the episode may wait for something that others have: see `waiting`."""
+        return self._waiting()
+
     @contextmanager
     def open_episode(self) -> Iterator[IsolatedEnvironment]:
         """Give the environment of one episode, or of the same one inside of it."""

@@ -45,6 +45,7 @@ WORKFLOWS = {
     "solver_verifier": "headrace.envs.workflows.solver_verifier:solver_verifier",
     "terminal": "headrace.envs.workflows.terminal:terminal",
     "tools": "headrace.envs.workflows.tools:tools",
+    "world": "headrace.envs.workflows.world:world",
 }
 
 METHODS = ("size", "problem", "score")

@@ -19,6 +19,8 @@ from headrace.infra.own_frames import locate_function
 PROBLEM = "problem"
 """A parameter of this name gets the problem of the episode; the policy does not see it."""
 SECTIONS = ("Args:", "Arguments:", "Parameters:")
+KINDS: Mapping[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str}
+"""Types by their names in a JSON schema; of other types any JSON value is taken."""
 _ARGUMENT = re.compile(r"(\w+)(?: ?\([^)]*\))?:\s*(.*)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -72,6 +74,24 @@ class Tool:
         except (RecursionError, ValueError) as error:  # of a type's own check
             why = str(error)
         raise BadArguments(f"argument {name} of {self.name}: {why}, got {show_value(value)}")
+
+
+def build_foreign_tool(
+    name: str, description: str, parameters: Mapping[str, Any], function: Callable[..., Any]
+) -> Tool:
+    """Return a tool of a server, which tells the JSON schema of its parameters."""
+    properties = parameters.get("properties", {})
+    kinds = {key: TypeAdapter(KINDS.get(str(one.get("type")), Any)) for key, one in properties.items()}
+    shown = {"name": name, "description": description, "parameters": dict(parameters)}
+    return Tool(
+        name,
+        function,
+        {"type": "function", "function": shown},
+        kinds,
+        tuple(parameters.get("required", ())),
+        takes_problem=False,
+        may_return_none=True,
+    )
 
 
 def read_tools(environment: object) -> tuple[Tool, ...]:

@@ -14,13 +14,10 @@ from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pydantic import TypeAdapter
-
-from headrace.envs.tools.functions import Tool
+from headrace.envs.tools.functions import Tool, build_foreign_tool
 
 START_S = 30.0
 """Seconds in which a server must answer after its start."""
-KINDS: Mapping[str, Any] = {"integer": int, "number": float, "boolean": bool, "string": str}
 
 
 class McpToolError(RuntimeError):
@@ -75,20 +72,7 @@ class McpServer:
         return tuple(map(self._build_tool, found))
 
     def _build_tool(self, told: Any) -> Tool:
-        schema = dict(told.input_schema)
-        properties = schema.get("properties", {})
-        kinds = {name: TypeAdapter(KINDS.get(str(one.get("type")), Any)) for name, one in properties.items()}
-        function = partial(self._call, told.name)
-        shown = {"name": told.name, "description": told.description or "", "parameters": schema}
-        return Tool(
-            told.name,
-            function,
-            {"type": "function", "function": shown},
-            kinds,
-            tuple(schema.get("required", ())),
-            takes_problem=False,
-            may_return_none=True,
-        )
+        return build_foreign_tool(told.name, told.description or "", told.input_schema, partial(self._call, told.name))
 
     async def _call(self, name: str, /, **arguments: Any) -> str:
         """Return the text of a result. Raises McpToolError, and ConnectionError if the server has ended."""

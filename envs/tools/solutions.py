@@ -17,7 +17,7 @@ from headrace.envs.messages import Message, as_messages
 from headrace.envs.thoughts import read_answer
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
-from headrace.envs.tools.functions import find_tool, read_tools
+from headrace.envs.tools.functions import Tool, find_tool, read_tools
 from headrace.envs.tools.outcomes import Limits, Outcome, answer_call, build_outcome
 from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, list_callable, share_extra
 from headrace.infra.own_frames import describe_with_location, locate_error
@@ -200,7 +200,8 @@ class SolutionExamples:
         problem, answers, turn = turns[derive_seed("turn", index) % len(turns)]
         messages = [*as_messages(problem.prompt), *asyncio.run(self._play(answers[:turn], problem))]
         schemas = [tool.schema for tool in self._tools] if self._form == HERMES else ()
-        return WorkedExample(messages, self._write(answers[turn]), problem.template_arguments, schemas)
+        written = write_answer(answers[turn], self._form, self._tools)
+        return WorkedExample(messages, written, problem.template_arguments, schemas)
 
     async def _play(self, answers: Sequence[str], problem: Problem) -> list[Message]:
         """Return the messages of turns."""
@@ -213,22 +214,22 @@ class SolutionExamples:
                     raise SolutionError(
                         f"the worked solution of {problem.task_id} is wrong: {_describe(bad)}. `headrace try` plays it"
                     )
-                messages.append({"role": "assistant", "content": self._write(answer)})
+                messages.append({"role": "assistant", "content": write_answer(answer, self._form, self._tools)})
                 messages += build_observations(self._form, outcomes)
         return messages
 
-    def _write(self, answer: str) -> str:
-        """Return an answer in the form of the policy."""
-        calls = parse_short_calls(answer, self._tools) if self._form == HERMES else []
-        return "\n".join(map(self._write_call, calls)) if calls else answer
 
-    def _write_call(self, call: ToolCall | InvalidToolCall) -> str:
-        if isinstance(call, InvalidToolCall):
-            raise SolutionError(
-                f"a solution of environment {self._solved.environment.name} has a wrong call: {call.error}"
-            )
-        tool = find_tool(self._tools, call.name)
-        return write_hermes_call(ToolCall(call.name, tool.read_arguments(call.arguments)))
+def write_answer(answer: str, form: str, tools: Sequence[Tool]) -> str:
+    """Return an answer of a solution in the form of the policy. Raises SolutionError for a wrong call."""
+    calls = parse_short_calls(answer, tools) if form == HERMES else []
+    return "\n".join(_write_call(call, tools) for call in calls) if calls else answer
+
+
+def _write_call(call: ToolCall | InvalidToolCall, tools: Sequence[Tool]) -> str:
+    if isinstance(call, InvalidToolCall):
+        raise SolutionError(f"a worked solution has a wrong call: {call.error}")
+    arguments = find_tool(tools, call.name).read_arguments(call.arguments)
+    return write_hermes_call(ToolCall(call.name, arguments))
 
 
 def _read_limits(settings: Mapping[str, Any]) -> Limits:

@@ -83,7 +83,7 @@ async def play_turns(  # noqa: PLR0913 - an agent, what it may call, and its lim
         if not len(made.ids):
             return "the context is full"
         tally.counts["turns"] += 1
-        asked, outcomes = _parse_calls(chat, made, form, known), list[Outcome]()
+        asked, outcomes = parse_calls(chat, made, form, known), list[Outcome]()
         if asked and turn < max_turns:
             outcomes = [fit_to_policy(one, actor) for one in await answer_calls(asked)]
             tally.note(outcomes)
@@ -96,7 +96,8 @@ async def play_turns(  # noqa: PLR0913 - an agent, what it may call, and its lim
     return f"there were {max_turns} answers, all with calls"
 
 
-def _parse_calls(chat: Chat, made: Generation, form: str, known: Sequence[Tool]) -> list[ToolCall | InvalidToolCall]:
+def parse_calls(chat: Chat, made: Generation, form: str, known: Sequence[Tool]) -> list[ToolCall | InvalidToolCall]:
+    """Return the calls of the newest answer, in the form of the policy."""
     if form == HERMES:
         return chat.tool_calls
     found = parse_short_calls(chat.text, known)

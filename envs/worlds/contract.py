@@ -1,7 +1,7 @@
 """The interface of worlds: environments in which an episode is a chain of actions and observations.
 
-The workflow `world` plays them, and `headrace serve-env` serves them. A world in Python has one method, `act`; its state
-is the episode's own copy of `problem.extra`. A world elsewhere has `open_world`.
+The workflow `world` plays them, and `headrace serve-env` serves them. A world in Python has one method, `act`; its
+state is the episode's own copy of `problem.extra`. A world elsewhere has `open_world`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.envs.contract import Problem
+from headrace.infra.errors import EnvironmentBroken
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class World(Protocol):
     async def act(self, name: str, arguments: Mapping[str, Any]) -> Step:
         """Carry out one action; that of a text has no name, and the text as argument `text`.
 
-        Raises ConnectionError if the world is away, and WorldFailed if it failed.
+        Raises BadArguments (envs/tools/functions.py) for an action that the world refuses, which the policy then reads;
+        ConnectionError if the world is away, and WorldFailed if it failed.
         """
 
     async def close(self) -> None:
@@ -56,8 +58,11 @@ class OpensWorlds(Protocol):
     """An environment whose worlds are elsewhere, such as at a server."""
 
     async def open_world(self, problem: Problem) -> World:
-        """Begin an episode. Raises ConnectionError if the world is away, and WorldFailed if it failed."""
+        """Begin an episode. Raises ConnectionError if the world is away, and WorldFailed if it failed.
+
+        It may wait for a place, up to `OPEN_LIMIT_S` of envs/worlds/opened.py.
+        """
 
 
-class WorldFailed(Exception):
+class WorldFailed(EnvironmentBroken):
     """A world broke its own rules or died. The episode is a failure with this reason, never a reward of 0."""

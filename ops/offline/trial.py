@@ -19,6 +19,7 @@ from headrace.envs.terminal.commands import read_limits as read_command_limits
 from headrace.envs.terminal.contract import GivesCommands
 from headrace.envs.terminal.solutions import play_commands
 from headrace.envs.tools.solutions import SolutionPlayed, can_solve, open_solved_calls, play_solution
+from headrace.envs.worlds.solutions import WorldSolutions
 from headrace.infra.errors import HeadraceError, UsageError
 from headrace.infra.own_frames import cut_traceback, cut_traceback_text, read_error_text
 from headrace.infra.recipe.settings import Recipe
@@ -45,7 +46,7 @@ from headrace.schemas.topics import variant_of
 
 SOLUTIONS = 16
 """Worked solutions that a trial plays."""
-WITH_CALLS, TERMINAL = ("tools", "spawn"), "terminal"
+WITH_CALLS, TERMINAL, WORLD = ("tools", "spawn"), "terminal", "world"
 
 
 class OwnCodeFailed(HeadraceError):
@@ -182,6 +183,10 @@ def play_solutions(recipe: Recipe, workflow: str, spec: WorkflowSpec) -> Iterato
             problem = environment.problem("train", number)
             if environment.list_commands(problem):
                 yield replace(asyncio.run(play_commands(environment, problem, limits)), workflow=workflow)
+    elif wanted.use == WORLD and can_solve(environment):
+        in_world = WorldSolutions(environment, wanted.settings)
+        for number in numbers:
+            yield replace(asyncio.run(in_world.play(environment.problem("train", number))), workflow=workflow)
     elif can_solve(environment) and (wanted.use in WITH_CALLS or not hasattr(environment, "tools")):
         solved = open_solved_calls(environment, wanted.use, wanted.settings)
         for number in numbers:

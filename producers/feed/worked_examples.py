@@ -13,6 +13,7 @@ from headrace.envs.contract import Environment, GivesExamples, WorkedExample
 from headrace.envs.registry import load_environment
 from headrace.envs.tools.forms import AUTO, HERMES, SHORT
 from headrace.envs.tools.solutions import SolutionExamples, Solves, open_solved_calls
+from headrace.envs.worlds.solutions import WorldSolutions
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Outgoing
 from headrace.infra.kafka.topic_reader import read_partition
@@ -23,6 +24,9 @@ from headrace.infra.run.run import Run
 from headrace.schemas import codec
 from headrace.schemas.records import WarmStartExamples
 from headrace.schemas.topics import examples_key, trainer_component
+
+WORLD = "world"
+"""The workflow whose solutions are actions in a world."""
 
 log = structlog.get_logger()
 
@@ -82,8 +86,10 @@ def find_first_environment(recipe: Recipe, policy: str, environments: Mapping[st
         asked = played.settings.get("calls", AUTO)
         env = recipe.workflows[workflow].env
         build = partial(load_environment, env.use, recipe.seed, env.settings)
-        solved = open_solved_calls(found, played.use, played.settings, build)
-        return SolutionExamples(solved, form if asked == AUTO else asked)
+        form = form if asked == AUTO else asked
+        if played.use == WORLD:
+            return WorldSolutions(found, played.settings, form, build)
+        return SolutionExamples(open_solved_calls(found, played.use, played.settings, build), form)
     if not isinstance(found, GivesExamples):
         raise UsageError(
             f"policies.{policy}.warm_start needs worked examples, but environment "
