@@ -1,8 +1,8 @@
 """The rules of crafting: recipes over items, an inventory, and a plan that reaches a target.
 
 A recipe makes some of an item out of an exact bag of others. An ingredient such as `#kolu` is a tag: any item that has
-it will do. All of it is plain JSON: `recipes` maps an item to `needs` (ingredient to number) and `makes` (number), `tags`
-maps a tag to its items, `inventory` maps an item to the number of it.
+it will do. All of it is plain JSON: `recipes` maps an item to `needs` (ingredient to number) and `makes` (number),
+`tags` maps a tag to its items, `inventory` maps an item to the number of it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def plan_crafts(state: Mapping[str, Any], item: str, number: int) -> list[tuple[
 
 def _choose_item(state: Mapping[str, Any], name: str, number: int) -> str:
     items = state["tags"].get(name, [name])
-    return next((item for item in items if state["inventory"].get(item, 0) >= number), items[0])
+    return str(next((item for item in items if state["inventory"].get(item, 0) >= number), items[0]))
 
 
 def measure_depth(recipes: Mapping[str, Any], item: str) -> int:

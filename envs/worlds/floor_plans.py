@@ -60,7 +60,9 @@ def _draw_hut(draw: Random) -> dict[str, Any]:
 
 def _draw_room(draw: Random, tier: str, family: str) -> dict[str, Any]:
     room = draw.choice(_ROOMS_OF.get(family, tuple(ROOMS)))
-    numbers = {kind: least if tier == "room" else draw.randint(least, most) for kind, (least, most) in ROOMS[room].items()}
+    numbers = {
+        kind: least if tier == "room" else draw.randint(least, most) for kind, (least, most) in ROOMS[room].items()
+    }
     kinds = [kind for kind, number in numbers.items() if number]
     possible = [
         (thing, place)

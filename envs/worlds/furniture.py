@@ -90,7 +90,7 @@ THINGS: dict[str, tuple[str, ...]] = {
 """Room to the kinds of things that may be in it; lamps are added for the goals that need one."""
 LAMPS = {"bedroom": "desklamp", "livingroom": "floorlamp"}
 
-OPENABLE = frozenset({"cabinet", "drawer", "fridge", "jar", "microwave", "safe", "tin"})
+OPENABLE = frozenset({"cabinet", "drawer", "fridge", "jar", "microwave", "safe", "urn"})
 _FOOD = {"apple", "egg", "potato", "tomato"}
 CAN = {
     "clean": frozenset({*_FOOD, "lettuce", "bowl", "butterknife", "cloth", "cup", "dishsponge", "fork", "kettle",
@@ -105,6 +105,6 @@ STATIONS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 """Action to the kind of receptacle that it needs."""
 KNIVES = frozenset({"butterknife", "knife"})
 
-HUT_RECEPTACLES = ("bed", "jar", "net", "rug", "tin", "urn")
-HUT_THINGS = ("cup", "egg", "hat", "key", "mug", "pen")
-"""Of the tiny tier, where everything fits everywhere: short names, no two with the same first letter."""
+HUT_RECEPTACLES = ("bed", "jar", "net", "sofa", "tub", "urn")
+HUT_THINGS = ("cup", "egg", "gem", "key", "owl", "wax")
+"""Of the tiny tier, where everything fits everywhere: short names, no two with the same first or last letter."""

@@ -46,8 +46,8 @@ class House:
     Args:
         state: Plain JSON. `receptacles`: name to whether it is open, which is true for those that cannot be closed.
             `things`: name to the receptacle in or on which it is, or `HELD`. `marks`: name to a list of `clean`, `hot`,
-            `cool`, `sliced` and `on`. `at`: the receptacle before the agent, or an empty text. `goal`: `family`, and the
-            kinds `thing` and `place`.
+            `cool`, `sliced` and `on`. `at`: the receptacle before the agent, or an empty text. `goal`: `family`, and
+            the kinds `thing` and `place`.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -78,66 +78,65 @@ class House:
 
     def _list_here(self) -> Iterator[str]:
         """Yield what can be done with the receptacle before the agent, what is in it, and what is held."""
-        at, held, seen = self.at, self.held, self.list_seen()
+        at, held = self.at, self.held
         if at:
             yield f"examine {at}"
             if kind_of(at) in OPENABLE:
                 yield f"close {at}" if self.receptacles[at] else f"open {at}"
-        for thing in seen:
-            yield f"examine {thing}"
-            if kind_of(thing) in CAN["use"]:
-                yield f"use {thing}"
-            elif not held:
-                yield f"take {thing} from {at}"
-            if kind_of(held) in KNIVES and kind_of(thing) in CAN["slice"]:
-                yield f"slice {thing} with {held}"
+        for thing in self.list_seen():
+            yield from self._list_for_seen(thing, at, held)
         if held:
             yield f"examine {held}"
-        if held and at:
-            if self.receptacles[at] and fits(kind_of(held), kind_of(at)):
-                yield f"move {held} to {at}"
-            for action, station in STATIONS.items():
-                if kind_of(at) == station and kind_of(held) in CAN[action]:
-                    yield f"{action} {held} with {at}"
+            yield from self._list_for_held(held, at)
+
+    def _list_for_seen(self, thing: str, at: str, held: str) -> Iterator[str]:
+        yield f"examine {thing}"
+        if kind_of(thing) in CAN["use"]:
+            yield f"use {thing}"
+        elif not held:
+            yield f"take {thing} from {at}"
+        if kind_of(held) in KNIVES and kind_of(thing) in CAN["slice"]:
+            yield f"slice {thing} with {held}"
+
+    def _list_for_held(self, held: str, at: str) -> Iterator[str]:
+        if at and self.receptacles[at] and fits(kind_of(held), kind_of(at)):
+            yield f"move {held} to {at}"
+        for action, station in STATIONS.items():
+            if kind_of(at) == station and kind_of(held) in CAN[action]:
+                yield f"{action} {held} with {at}"
 
     def act(self, command: str) -> str:
         """Carry out a command and return what is read; one that is not possible changes nothing."""
         if command not in self.list_commands():
             return NOTHING_HAPPENS
-        match command.split():
-            case ["look"]:
-                return self.look()
-            case ["inventory"]:
-                return f"You are carrying: a {self.held}." if self.held else "You are not carrying anything."
-            case ["help"]:
-                return HELP
-            case ["go", "to", *name]:
-                self._state["at"] = place = " ".join(name)
-                return f"You arrive at {place}. {self._examine_place(place)}"
-            case ["open", *name]:
-                self.receptacles[place := " ".join(name)] = True
-                return f"You open the {place}. {self._examine_place(place)}"
-            case ["close", *name]:
-                self.receptacles[place := " ".join(name)] = False
-                return f"You close the {place}."
-            case ["examine", *name]:
-                examined = " ".join(name)
-                return self._examine_place(examined) if examined in self.receptacles else self._examine_thing(examined)
-            case ["use", *name]:
-                self._mark(thing := " ".join(name), "on")
-                return f"You turn on the {thing}."
-            case [verb, kind, number, _, *name]:
-                return self._handle(verb, f"{kind} {number}", " ".join(name))
-        raise AssertionError(command)  # every possible command has a case
+        verb, *words = command.split()
+        if not words:
+            return {"look": self.look(), "inventory": self._tell_held(), "help": HELP}[verb]
+        name = " ".join(words[-2:])
+        if verb == "examine":
+            return self._examine_place(name) if name in self.receptacles else self._examine_thing(name)
+        if verb in ("go", "open", "close"):
+            return self._visit(verb, name)
+        return self._handle(verb, " ".join(words[:2]), name)
+
+    def _visit(self, verb: str, place: str) -> str:
+        if verb == "go":
+            self._state["at"] = place
+            return f"You arrive at {place}. {self._examine_place(place)}"
+        self.receptacles[place] = verb == "open"
+        return f"You {verb} the {place}.{f' {self._examine_place(place)}' if verb == 'open' else ''}"
 
     def _handle(self, verb: str, thing: str, other: str) -> str:
-        """Take or move a thing, or change it by a receptacle or another thing."""
+        """Take, move or use a thing, or change it by a receptacle or another thing."""
         if verb == "take":
             self.things[thing] = HELD
             return f"You pick up the {thing} from the {other}."
         if verb == "move":
             self.things[thing] = other
             return f"You move the {thing} to the {other}."
+        if verb == "use":
+            self._mark(thing, "on")
+            return f"You turn on the {thing}."
         if verb == "slice":
             self._mark(thing, "sliced")
             return f"You sliced the {thing} with the {other}."
@@ -148,13 +147,20 @@ class House:
         """Return what is read where the agent stands."""
         if self.at:
             return f"You are facing the {self.at}. Next to it, you see nothing."
-        return f"You are in the middle of a room. Looking quickly around you, you see {_join(sorted(self.receptacles))}."
+        return (
+            f"You are in the middle of a room. Looking quickly around you, you see {_join(sorted(self.receptacles))}."
+        )
+
+    def _tell_held(self) -> str:
+        return f"You are carrying: a {self.held}." if self.held else "You are not carrying anything."
 
     def is_won(self) -> bool:
         """Return whether the goal is reached."""
         family, thing, place = self.goal["family"], self.goal["thing"], self.goal["place"]
         if family == "look":
-            is_lit = any("on" in self._marks.get(lamp, ()) for lamp in self.list_lamps() if self.things[lamp] == self.at)
+            is_lit = any(
+                "on" in self._marks.get(lamp, ()) for lamp in self.list_lamps() if self.things[lamp] == self.at
+            )
             return is_lit and kind_of(self.held) == thing
         mark, there = MARKS.get(family), list[str]()
         for name, where in self.things.items():

@@ -29,8 +29,7 @@ ACTION: look"""
 SAME_ANSWERS, FREE_STEPS = 3, 3
 """So many equal actions in a row are a failure, but not within so many first steps."""
 OVER = "The task is over."
-_OLDER_MOVE = re.compile(r"put (.+) (?:in|on|in/on) (.+)")
-"""As ALFWorld 0.3 wrote it."""
+_OLDER_MOVE = re.compile(r"^put (.+) (?:in|on|in/on) (.+)$")
 
 
 class Household:
@@ -82,13 +81,13 @@ class Household:
             state = draw_house(draw, tier, family)
             if is_of_split(split, json.dumps(state, sort_keys=True)):
                 break
-        state = {**state, "tier": tier, "last": "", "equal": 0, "steps": 0, "is_over": False}
-        first = f"{self._open(House(state))}\n"
+        state = {**state, **begin_visit(), "tier": tier}
+        house = House(state)
         if tier == TINY:
-            prompt = f"{state['goal']['task']}\n{self._show(House(state), tier, '')}"
+            prompt = f"{state['goal']['task']}\n{self._show(house, tier, '')}\n"
         else:
-            shown = self._write_example(draw, tier, family) if self._shows_example else ""
-            prompt = f"{RULES}\n\n{shown}{self._show(House(state), tier, first)}"
+            shown = self._write_example(draw, family) if self._shows_example else ""
+            prompt = f"{RULES}\n\n{shown}{self._show(house, tier, _open(house))}"
         task_id = f"{split}:{0 if split == 'held_out' else self._seed}:{index}"
         return Problem(task_id, prompt, tier=tier, extra=state)
 
@@ -103,14 +102,13 @@ class Household:
             return Step(OVER, 0.0, done=True)
         house, tier = House(state), state["tier"]
         command = _read_command(house, tier, action)
-        state["equal"] = state["equal"] + 1 if command == state["last"] else 1
-        state["last"], state["steps"] = command, state["steps"] + 1
+        is_stuck = note_action(state, command)
         seen, is_won = house.act(command), house.is_won()
-        state["is_over"] = is_won or (state["equal"] >= SAME_ANSWERS and state["steps"] > FREE_STEPS)
+        state["is_over"] = is_won or is_stuck
         return Step(self._show(house, tier, seen), float(is_won), done=state["is_over"])
 
     def solve(self, problem: Problem) -> Sequence[str]:
-        """Return the answers of a perfect policy; in the tier `tiny` it searches, in others it knows where things are."""
+        """Return the answers of a perfect policy: in the tier `tiny` it searches, in others it knows the places."""
         state, answers = deepcopy(dict(problem.extra)), list[str]()
         house, is_tiny = House(state), state["tier"] == TINY
         for command in walk(house, searches=is_tiny):
@@ -118,31 +116,52 @@ class Household:
             house.act(command)
         return answers
 
-    def _open(self, house: House) -> str:
-        return f"{house.look()}\n\nYour task is to: {house.goal['task']}"
-
     def _show(self, house: House, tier: str, seen: str) -> str:
         """Return what is read after a command: in the tier `tiny` only the list of the next ones."""
         if tier == TINY:
-            return " ".join(f"{at}{_shorten(command)}" for at, command in enumerate(_list_short(house), 1)) + "\n"
-        return f"{seen}\nAVAILABLE ACTIONS: {', '.join(house.list_commands())}" if self._lists_actions else seen
+            return " ".join(f"{_shorten(command)}{at}" for at, command in enumerate(_list_short(house), 1))
+        return list_available(seen, house.list_commands()) if self._lists_actions else seen
 
-    def _write_example(self, draw: Random, tier: str, family: str) -> str:
+    def _write_example(self, draw: Random, family: str) -> str:
         """Return the walkthrough of another small house, as a transcript."""
         house = House(draw_house(draw, "room", family))
-        turns = [self._open(house)]
+        turns = [_open(house)]
         for command in walk(house, searches=True):
             turns += [f"ACTION: {command}", house.act(command)]
-        return "An example:\n\n{}\n\nNow your own task.\n\n".format("\n\n".join(turns))
+        return "\n\n".join(("An example:", *turns, "Now your own task.", ""))
+
+
+def begin_visit() -> dict[str, Any]:
+    """Return what an episode keeps about its actions: plain JSON."""
+    return {"last": "", "equal": 0, "steps": 0, "is_over": False}
+
+
+def note_action(state: dict[str, Any], command: str) -> bool:
+    """Return whether the agent is stuck: its last actions were the same."""
+    state["equal"] = state["equal"] + 1 if command == state["last"] else 1
+    state["last"], state["steps"] = command, state["steps"] + 1
+    return bool(state["equal"] >= SAME_ANSWERS and state["steps"] > FREE_STEPS)
+
+
+def list_available(seen: str, commands: Sequence[str]) -> str:
+    """Return what is seen, with the commands that are possible."""
+    return f"{seen}\nAVAILABLE ACTIONS: {', '.join(commands)}"
+
+
+def read_move(command: str) -> str:
+    """Return a command with single blanks, and `move … to …` for the `put … in/on …` of ALFWorld 0.3."""
+    return _OLDER_MOVE.sub(r"move \1 to \2", " ".join(command.split()))
+
+
+def _open(house: House) -> str:
+    """Return what is read first."""
+    return f"{house.look()}\n\nYour task is to: {house.goal['task']}"
 
 
 def _read_command(house: House, tier: str, action: str) -> str:
     """Return the command that an action asks for; in the tier `tiny` perhaps by its number in the list."""
-    command = " ".join(action.split())
-    if tier == TINY:
-        shown = _list_short(house)
-        return shown[int(command) - 1] if command in {str(at) for at in range(1, len(shown) + 1)} else command
-    return _OLDER_MOVE.sub(r"move \1 to \2", command)
+    numbered = {str(at): command for at, command in enumerate(_list_short(house), 1)} if tier == TINY else {}
+    return numbered.get(action.strip(), read_move(action))
 
 
 def _list_short(house: House) -> list[str]:

@@ -53,7 +53,10 @@ def _draw_layers(draw: Random, depth: int) -> dict[str, Any]:
     for layer in layers:
         for item in layer:
             needs = {draw.choice(last), *draw.sample(below, draw.randint(0, 2))}
-            recipes[item] = {"needs": {name: draw.randint(1, 2) for name in sorted(needs)}, "makes": draw.choice((1, 1, 2, 4))}
+            recipes[item] = {
+                "needs": {name: draw.randint(1, 2) for name in sorted(needs)},
+                "makes": draw.choice((1, 1, 2, 4)),
+            }
         below, last = [*below, *layer], layer
     return {"recipes": recipes, "tags": {tag: base[:2]}, "top": draw.choice(layers[-1])}
 

@@ -156,7 +156,8 @@ def write_goal(goal: Goal) -> dict[str, Any]:
 
 def read_goal(plain: Mapping[str, Any]) -> Goal:
     """Return the goal that `write_goal` wrote."""
-    return Goal(**{**plain, "attributes": tuple(plain["attributes"]), "nouns": frozenset(plain["nouns"])})
+    tuples = {name: tuple(plain[name]) for name in ("attributes", "category")}
+    return Goal(**{**plain, **tuples, "nouns": frozenset(plain["nouns"])})
 
 
 def _write_document(product: Product) -> str:

@@ -32,7 +32,7 @@ _SNACK = {
 class _Shelf:
     """Products that may have the same attributes and options."""
 
-    category: str
+    category: tuple[str, str]
     attributes: Sequence[str]
     options: Mapping[str, tuple[str, ...]]
     prices: tuple[int, int]
@@ -41,18 +41,18 @@ class _Shelf:
 
 
 _SHELVES = (
-    _Shelf("Clothing › Women", _WEAR, _DRESS, (15, 60), ("summer dress", "knit sweater", "yoga leggings")),
-    _Shelf("Clothing › Men", _WEAR, _DRESS, (12, 70), ("polo shirt", "cargo shorts", "winter coat", "rain jacket")),
-    _Shelf("Shoes › Women", _FEET, _SHOE, (20, 90), ("ankle boots", "walking sandals")),
-    _Shelf("Shoes › Men", _FEET, _SHOE, (25, 120), ("running sneakers", "work loafers")),
-    _Shelf("Home › Bedroom", _HOME, _BED, (20, 150), ("duvet cover", "mattress topper")),
-    _Shelf("Home › Kitchen", _HOME, _COLOUR, (8, 60), ("coffee mug", "storage rack", "cutting board")),
-    _Shelf("Home › Living Room", _HOME, _COLOUR, (30, 300), ("floor lamp", "accent chair", "throw pillow")),
-    _Shelf("Beauty › Hair", _CARE, _BOTTLE, (6, 40), ("repair shampoo", "scalp serum")),
-    _Shelf("Beauty › Skin", _CARE, _BOTTLE, (6, 50), ("face lotion", "body scrub")),
-    _Shelf("Grocery › Snacks", _FOOD, _SNACK, (4, 45), ("protein bars", "rice crackers", "mixed nuts")),
-    _Shelf("Electronics › Audio", _TECH, _COLOUR, (15, 200), ("studio headphones", "portable speaker")),
-    _Shelf("Electronics › Accessories", _TECH, _COLOUR, (6, 80), ("phone charger", "usb cable")),
+    _Shelf(("clothing", "women"), _WEAR, _DRESS, (15, 60), ("summer dress", "knit sweater", "yoga leggings")),
+    _Shelf(("clothing", "men"), _WEAR, _DRESS, (12, 70), ("polo shirt", "cargo shorts", "winter coat", "rain jacket")),
+    _Shelf(("shoes", "women"), _FEET, _SHOE, (20, 90), ("ankle boots", "walking sandals")),
+    _Shelf(("shoes", "men"), _FEET, _SHOE, (25, 120), ("running sneakers", "work loafers")),
+    _Shelf(("home", "bedroom"), _HOME, _BED, (20, 150), ("duvet cover", "mattress topper")),
+    _Shelf(("home", "kitchen"), _HOME, _COLOUR, (8, 60), ("coffee mug", "storage rack", "cutting board")),
+    _Shelf(("home", "living room"), _HOME, _COLOUR, (30, 300), ("floor lamp", "accent chair", "throw pillow")),
+    _Shelf(("beauty", "hair"), _CARE, _BOTTLE, (6, 40), ("repair shampoo", "scalp serum")),
+    _Shelf(("beauty", "skin"), _CARE, _BOTTLE, (6, 50), ("face lotion", "body scrub")),
+    _Shelf(("grocery", "snacks"), _FOOD, _SNACK, (4, 45), ("protein bars", "rice crackers", "mixed nuts")),
+    _Shelf(("electronics", "audio"), _TECH, _COLOUR, (15, 200), ("studio headphones", "portable speaker")),
+    _Shelf(("electronics", "accessories"), _TECH, _COLOUR, (6, 80), ("phone charger", "usb cable")),
 )
 TINY_KINDS, TINY_ATTRIBUTES = ("cup", "hat", "pen", "rug"), ("big", "old", "soft", "warm")
 TINY_COLOURS = ("blue", "pink", "red", "tan")
@@ -73,7 +73,7 @@ def draw_catalogue(products: int) -> list[Product]:
             asin,
             f"{brand} {own[0].title()} {own[1].title()} {kind.title()}",
             kind,
-            f"{shelf.category} › {kind.title()}",
+            (*shelf.category, kind),
             frozenset(split_words(kind)),
             draw.randint(*shelf.prices) - 0.01,
             tuple(own),
@@ -94,7 +94,7 @@ def draw_tiny_catalogue() -> list[Product]:
             colours = _draw_some(draw, TINY_COLOURS)
             for price in draw.sample(range(1, 10), TINY_SAME):
                 asin, title, noun = asins[len(found)], f"{attribute} {kind}", frozenset({kind})
-                found.append(Product(asin, title, kind, kind, noun, price, (attribute,), {"color": colours}))
+                found.append(Product(asin, title, kind, (kind,), noun, price, (attribute,), {"color": colours}))
     return found
 
 

@@ -28,8 +28,8 @@ class Product:
     title: str
     query: str
     """Words with which such things are searched."""
-    category: str
-    """Path such as `Clothing › Women › Dresses`."""
+    category: tuple[str, ...]
+    """Path such as clothing, women, dresses."""
     nouns: frozenset[str]
     """Those of the title, which say what it is."""
     price: float
@@ -51,7 +51,7 @@ class Goal:
     price_upper: float
     """Dollars that it may cost at most."""
     query: str = ""
-    category: str = ""
+    category: tuple[str, ...] = ()
     nouns: frozenset[str] = frozenset()
     asin: str = ""
     """The id of a product that gets a reward of 1."""
@@ -70,7 +70,7 @@ def compute_reward(bought: Product, goal: Goal, options: Mapping[str, str]) -> f
 def rate_type(bought: Product, goal: Goal) -> float:
     """Return 1 for a product of the wanted kind, 0.5, 0.1 or 0 for others, by query, category and nouns."""
     shared = len(bought.nouns & goal.nouns) / len(goal.nouns) if goal.nouns else 0.2
-    in_category = len(_split_path(bought.category) & _split_path(goal.category)) >= 2
+    in_category = len(set(bought.category) & set(goal.category)) >= 2
     if shared == 0:
         return 0.0
     if shared < 0.1:
@@ -104,10 +104,6 @@ def _has_attribute(product: Product, attribute: str) -> bool:
 
 def _match_any(given: Iterable[str], wanted: str) -> bool:
     return any(compute_token_set_ratio(one, wanted) > MATCHES_ABOVE for one in given)
-
-
-def _split_path(category: str) -> set[str]:
-    return {part.strip() for part in category.split("›")}
 
 
 def _join(words: Collection[str]) -> str:

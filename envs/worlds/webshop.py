@@ -7,7 +7,6 @@ The reward, from 0 to 1, is that of what was bought. The catalogue is generated,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from random import Random
 from typing import Any
@@ -19,7 +18,6 @@ from headrace.envs.worlds.shop import (
     ITEM,
     LONG,
     NEXT,
-    SEARCH,
     SHORT,
     Shop,
     begin_visit,
@@ -35,8 +33,8 @@ TIERS = TINY, SHOP = ("tiny", "shop")
 MOST_PRODUCTS = 100_000
 RULES = """\
 You shop by text. In each turn you read a page, and answer with one action: `search[words]` where there is a search \
-bar, else `click[name]` of something that can be clicked. Choose the options that are asked for, then buy. Think first, \
-then end your answer with the action, as in this line:
+bar, else `click[name]` of something that can be clicked. Choose the options that are asked for, then buy. Think \
+first, then end your answer with the action, as in this line:
 ACTION: search[soft red hat]"""
 NO_ACTION, OVER = "This is no action.", "You have left the shop."
 
@@ -124,7 +122,7 @@ class Webshop:
             return Step(OVER, compute_reward(shop.products[state["item"]], goal, state["options"]), done=True)
         else:
             shop.click(state, words)
-        return Step(f"{shop.show(state, goal)}\n", 0.0)
+        return Step(shop.show(state, goal), 0.0)
 
     def solve(self, problem: Problem) -> Sequence[str]:
         """Return the answers of a perfect policy: a search, the first product that fits, its options, the purchase."""
