@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -58,6 +59,13 @@ def _score_turn(environment: Any, problem: Problem, text: str, results: list[str
     return reward
 
 
+def _call_with_shared_extra(
+    environment: Any, first: Problem, function: Callable[..., Any], problem: Problem, *arguments: Any
+) -> Any:
+    """Call a function, in the child, with a problem that has the very `extra` of the first one."""
+    return function(environment, replace(problem, extra=first.extra), *arguments)
+
+
 def _refuse_not_finite(scorer: str, score: Any) -> None:
     """Raise ValueError, which names scorer and value, for NaN and infinities: means could not include them."""
     numbers = {
@@ -84,6 +92,8 @@ class IsolatedEnvironment:
 
     _session: Session | None = None
     """Of an episode."""
+    _first: Problem | None = None
+    """The problem whose `extra` all problems of the episode share."""
 
     def __init__(
         self,
@@ -123,6 +133,13 @@ class IsolatedEnvironment:
             episode = object.__new__(IsolatedEnvironment)
             vars(episode).update(vars(self), _session=session)
             yield episode
+
+    def share_extra(self, first: Problem) -> None:
+        """Let all further calls of this episode see the `extra` of one problem, and what calls wrote into it.
+
+        What a problem has in its own `extra` is not seen then.
+        """
+        self._first = first
 
     @contextmanager
     def _enter_session(self) -> Iterator[Session]:
@@ -196,6 +213,11 @@ class IsolatedEnvironment:
         return found
 
     async def _call(self, call: Call) -> Any:
+        if (first := self._first) is not None:
+            arguments = (call.function, call.kept, *call.arguments)
+            call = replace(
+                call, function=_call_with_shared_extra, kept=first, arguments=arguments, kept_name=first.task_id
+            )
         with self._enter_session() as session:
             with self._waiting():
                 await session.wait_until_ready()

@@ -20,6 +20,7 @@ from headrace.infra.recipe.named import check_options, find_named
 from headrace.infra.unreachable import is_unreachable
 
 ENVIRONMENTS = {
+    "alfworld": "headrace.envs.worlds.alfworld:open_alfworld",
     "arithmetic": "headrace.envs.arithmetic:Arithmetic",
     "code": "headrace.envs.code.programs:Programs",
     "dataset": "headrace.envs.dataset:Dataset",
@@ -35,6 +36,8 @@ ENVIRONMENTS = {
     "scripted": "headrace.envs.scripted:Scripted",
     "search": "headrace.envs.search.environment:Search",
     "split_sums": "headrace.envs.split_sums:SplitSums",
+    "textcraft": "headrace.envs.worlds.textcraft:TextCraft",
+    "webshop": "headrace.envs.worlds.webshop:Webshop",
 }
 WORKFLOWS = {
     "code_tests": "headrace.envs.workflows.code_tests:code_tests",

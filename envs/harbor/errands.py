@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 from tempfile import TemporaryDirectory
-from zlib import crc32
 
 from headrace.envs.contract import Problem, Score, Split, WorkedExample
 from headrace.envs.harbor.boxes import grade_task, open_task
@@ -22,6 +21,7 @@ from headrace.envs.harbor.task import HarborTask, read_task
 from headrace.envs.harbor.writing import build_task, write_files
 from headrace.envs.messages import as_messages
 from headrace.envs.sandbox.kinds import check_boxes
+from headrace.envs.split_shares import is_of_split
 from headrace.envs.terminal.commands import DONE, write_turns
 from headrace.envs.terminal.contract import Terminal
 from headrace.infra.errors import UsageError
@@ -46,8 +46,6 @@ CHECKS = {
     "tail": ('"$(tr -d "\\n" <c)" = ab', "! -e a"),
 }
 """Conditions of bash that are true afterwards; the given files `a` and `b` hold their own names."""
-SHARES: dict[Split, range] = {"held_out": range(2), "warm_start": range(2, 5), "train": range(5, 8)}
-"""Eighths of all problems, by a hash of the text."""
 
 
 class Errands:
@@ -68,7 +66,7 @@ class Errands:
         while True:
             kind = draw.choice(list(COMMANDS))
             text = f"{''.join(draw.choices(ascii_lowercase, k=2))} {kind}"
-            if crc32(text.encode()) % 8 in SHARES[split]:
+            if is_of_split(split, text):
                 return Problem(text, f"{text}\n", tier=kind)
 
     def score(self, problem: Problem, text: str) -> Score:  # noqa: ARG002

@@ -19,7 +19,7 @@ from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import HERMES, build_observations, parse_short_calls, write_hermes_call
 from headrace.envs.tools.functions import Tool, find_tool, read_tools
 from headrace.envs.tools.outcomes import Limits, Outcome, answer_call, build_outcome
-from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, list_callable
+from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, list_callable, share_extra
 from headrace.infra.own_frames import describe_with_location, locate_error
 from headrace.schemas.ids import derive_seed
 
@@ -118,20 +118,27 @@ class SolvedCalls:
     ) -> Outcome:
         if not self._is_spawn(call):
             return await answer_call(call, self.tools, env, problem, self._limits)
-        played = await play_solution(self, sub := self._build_sub_problem(call, problem))
+        played = await play_solution(self, sub := self._build_sub_problem(call, problem), env)
         agents.append(played)
         if played.fault:
             raise SolutionError(f"the sub-agent for {sub.text!r}: {played.fault}")
         return build_outcome(SPAWN.name, read_answer(played.turns[-1].answer).strip(), "", self._limits)
 
 
-async def play_solution(solved: SolvedCalls, problem: Problem) -> SolutionPlayed:
-    """Run the calls of a problem's solution, and score its last answer; whatever is wrong is in the result."""
+async def play_solution(
+    solved: SolvedCalls, problem: Problem, episode: IsolatedEnvironment | None = None
+) -> SolutionPlayed:
+    """Run the calls of a problem's solution, and score its last answer; whatever is wrong is in the result.
+
+    `episode` is given for a sub-agent: its environment, in which the agents before it left their state.
+    """
     environment = solved.environment
     turns: list[TurnPlayed] = []
     reward, fault = 0.0, ""
     try:
-        with solved.isolated.open_episode() as env:
+        with (episode or solved.isolated).open_episode() as env:
+            if episode is None:
+                share_extra(env, problem)
             answers = take_answers(environment, problem)
             fault = await _play_turns(solved, env, problem, answers, turns)
             if not fault:

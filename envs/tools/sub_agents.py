@@ -27,6 +27,17 @@ def has_sub_problems(environment: object) -> bool:
     return callable(getattr(environment, "sub_problem", None))
 
 
+def share_extra(environment: Any, problem: Problem) -> None:
+    """Let all agents of an episode share the `extra` of its problem, if the environment says `shares_extra`.
+
+    Args:
+        environment: The `IsolatedEnvironment` of the episode.
+        problem: Of the first agent.
+    """
+    if getattr(environment, "shares_extra", False):
+        environment.share_extra(problem)
+
+
 def build_sub_problem(environment: Any, problem: Problem, task: str) -> Problem:
     """Return the problem of a sub-agent: the environment's, or the text of the task alone. Raises TypeError."""
     if not has_sub_problems(environment):

@@ -17,7 +17,7 @@ from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import AUTO, HERMES, choose_form, list_lacking
 from headrace.envs.tools.functions import BadArguments, Tool
 from headrace.envs.tools.outcomes import Limits, Outcome, answer_call, build_outcome, run_together
-from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, has_sub_problems, list_callable
+from headrace.envs.tools.sub_agents import SPAWN, build_sub_problem, has_sub_problems, list_callable, share_extra
 from headrace.envs.tools.turns import Budget, Tally, play_turns
 from headrace.envs.workflows import tools as tools_workflow
 from headrace.schemas import records
@@ -141,6 +141,7 @@ async def spawn(  # noqa: PLR0913 - the settings by name
             "method `sub_problem(problem, task)`"
         )
     with isolate(env) as isolated:
+        share_extra(isolated, problem)
         tree = _Tree(
             isolated,
             actors,
