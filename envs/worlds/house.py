@@ -99,7 +99,7 @@ class House:
             yield f"slice {thing} with {held}"
 
     def _list_for_held(self, held: str, at: str) -> Iterator[str]:
-        if at and self.receptacles[at] and fits(kind_of(held), kind_of(at)):
+        if at and self.receptacles[at] and can_hold(kind_of(held), kind_of(at)):
             yield f"move {held} to {at}"
         for action, station in STATIONS.items():
             if kind_of(at) == station and kind_of(held) in CAN[action]:
@@ -199,7 +199,7 @@ class House:
         return f"This is a {told} {thing}." if told else f"There's nothing special about {thing}."
 
 
-def fits(thing: str, place: str) -> bool:
+def can_hold(thing: str, place: str) -> bool:
     """Return whether a kind of thing can be in or on a kind of receptacle."""
     return thing in HUT_THINGS or place in FITS[thing]
 

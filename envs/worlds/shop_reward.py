@@ -62,7 +62,7 @@ def compute_reward(bought: Product, goal: Goal, options: Mapping[str, str]) -> f
     attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
     chosen = [normalize_colour(option) for option in options.values()]
     wanted = [normalize_colour(option) for option in goal.options.values()]
-    matching = sum(_match_any(chosen, option) for option in wanted)
+    matching = sum(_has_match(chosen, option) for option in wanted)
     fits = attributes + matching + (bought.price <= goal.price_upper)
     return rate_type(bought, goal) * fits / (len(goal.attributes) + len(goal.options) + 1)
 
@@ -99,10 +99,10 @@ def compute_token_set_ratio(one: str, other: str) -> int:
 
 def _has_attribute(product: Product, attribute: str) -> bool:
     texts = (product.title, " ".join(product.features), product.description)
-    return _match_any(product.attributes, attribute) or any(attribute in text.lower() for text in texts)
+    return _has_match(product.attributes, attribute) or any(attribute in text.lower() for text in texts)
 
 
-def _match_any(given: Iterable[str], wanted: str) -> bool:
+def _has_match(given: Iterable[str], wanted: str) -> bool:
     return any(compute_token_set_ratio(one, wanted) > MATCHES_ABOVE for one in given)
 
 

@@ -141,7 +141,7 @@ def _find_fitting(shop: Shop, goal: Goal, query: str) -> tuple[Product, list[str
     shop.search(visit, query)
     while True:
         for one in shop.list_shown(visit):
-            if _fits(shop.products[one], goal):
+            if _is_wanted(shop.products[one], goal):
                 return shop.products[one], path
         if NEXT.lower() not in shop.list_clickable(visit):
             return None
@@ -149,7 +149,7 @@ def _find_fitting(shop: Shop, goal: Goal, query: str) -> tuple[Product, list[str
         path.append(f"click[{NEXT.lower()}]")
 
 
-def _fits(product: Product, goal: Goal) -> bool:
+def _is_wanted(product: Product, goal: Goal) -> bool:
     """Return whether a product with the asked options gets a reward of 1."""
     has_all = all(value in product.options.get(name, ()) for name, value in goal.options.items())
     return has_all and compute_reward(product, goal, goal.options) == 1
