@@ -97,8 +97,8 @@ class ServerProcess(ABC):
         self._ports: dict[str, int] = {}
         self._reserved: list[socket.socket] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Lock()
-        """Any thread may stop it, also while another one starts it."""
+        self._stopping = threading.RLock()
+        """Any thread may stop it, also while another one starts it; folder and ports change only under the lock."""
         self._kill_at = math.inf
         """The earliest deadline of the stops since its last start: the one under way keeps to it, too."""
 
@@ -135,8 +135,12 @@ class ServerProcess(ABC):
 
         Raises FolderTaken, PortTaken, or ServerError when the folder cannot be written.
         """
-        if self._owner is not None:
-            return self
+        with self._stopping:
+            if self._owner is None:
+                self._claim_folder_and_ports()
+        return self
+
+    def _claim_folder_and_ports(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._owner = self._lock_folder()
@@ -152,7 +156,6 @@ class ServerProcess(ABC):
         except BaseException:
             self._release()
             raise
-        return self
 
     def start(self, timeout_s: float = 60) -> Self:
         """Start the server unless it is running; return when it answers.
@@ -167,7 +170,8 @@ class ServerProcess(ABC):
         self.claim()
         began, self._kill_at = time.monotonic(), math.inf
         try:
-            self._hold_ports()
+            with self._stopping:
+                self._hold_ports()
             launch = self._command()
             log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
             log = self.folder / "stdout.log"

@@ -34,7 +34,8 @@ class Sleeper(ServerProcess):
         return ServerCommand([sys.executable, "-c", code], logs=())
 
     def _is_answering(self) -> bool:
-        return (self.folder / "seen").exists()
+        seen = self.folder / "seen"
+        return seen.exists() and bool(seen.read_text())
 
 
 def test_a_server_gets_an_environment_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
