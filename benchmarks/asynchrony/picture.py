@@ -39,6 +39,7 @@ def _draw_grid(panel: Any, grid: list[Mapping[str, Any]]) -> None:
     panel.axhline(1, color="grey", linewidth=0.8)
     panel.set_title("versions/s over those of a barrier")
     panel.set_xlabel("max_staleness, versions")
+    panel.set_xticks(sorted({one["max_staleness"] for one in grid}))
     panel.set_ylim(bottom=0)
     panel.grid(alpha=0.3)
     if grid:

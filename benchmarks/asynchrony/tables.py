@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.asynchrony.cells import Cell, Results, find_workload
 from benchmarks.asynchrony.sides import BARRIER, CLOSES, HEADRACE, NO_LOG, Result
@@ -89,16 +89,16 @@ def show(console: Console, cells: Sequence[Cell], results: Results) -> bool:
 
 
 def _show_runs(console: Console, done: Mapping[Cell, Result]) -> None:
-    table = Table(
-        "run", title="All runs; s: seconds per version with a barrier; expected: if only the engine took time"
-    )
-    for name in ("versions/s", "expected", "samples/s", "play s", "train s", "discarded", "audit"):
+    table = Table(Column("run", no_wrap=True), title="All runs", box=None, padding=(0, 1), collapse_padding=True)
+    for name in ("versions/s", "expected", "play s", "train s", "lost", "audit"):
         table.add_column(name, justify="right")
     for cell, one in done.items():
-        has_log, rates = cell.side == HEADRACE, (f"{one.versions_per_s:.3f}", _expect(cell), f"{one.samples_per_s:.1f}")
+        has_log = cell.side == HEADRACE
         phases = ("", "") if has_log else (f"{one.play_s:.2f}", f"{one.train_s:.2f}")
-        table.add_row(cell.name, *rates, *phases, f"{one.discarded:.1%}" if has_log else "", one.audit)
+        lost = f"{one.discarded:.1%}" if has_log else ""
+        table.add_row(cell.name, f"{one.versions_per_s:.3f}", _expect(cell), *phases, lost, one.audit)
     console.print(table)
+    console.print("expected: if only the engine took time; play, train: seconds per version; lost: share of the groups")
 
 
 def _expect(cell: Cell) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from statistics import fmean
 
@@ -13,9 +14,11 @@ import pytest
 from benchmarks.asynchrony import plays
 from benchmarks.asynchrony.barrier_loop import BarrierLoop
 from benchmarks.asynchrony.cells import Plan, Results, write_recipe
+from benchmarks.asynchrony.picture import draw
 from benchmarks.asynchrony.sides import BARRIER, HEADRACE, ONE_OFF, Result, RunFailed, find_rate, read_headrace
-from benchmarks.asynchrony.tables import build_figures
+from benchmarks.asynchrony.tables import build_figures, show
 from benchmarks.asynchrony.workloads import EPISODES, TEAM, TURNS, Workload
+from rich.console import Console
 
 from headrace.envs.registry import load_environment
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -52,14 +55,20 @@ def test_results_are_kept_and_the_figures_compare_runs_of_one_seed(tmp_path: Pat
     cells, file = PLAN.list_cells(), tmp_path / "cells.jsonl"
     rates = {HEADRACE: 3.0, BARRIER: 1.5, ONE_OFF: 2.0}
     for cell in cells[:-3]:
-        held_out = {"solver": [(0, 0.25), (24, 0.5)]} if cell.part == "learning" else {}
+        held_out = {"solver": [(0, 0.25), (36, 0.5)]} if cell.part == "learning" else {}
         Results(file).add(cell, Result(rates[cell.side] * cell.seed, 1.0, held_out, "closes"))
     figures = build_figures(cells, results := Results(file))
     assert len(results.by_cell) == len(cells) - 3
     assert figures["headline"] == {"team": [2.0, 2.0], "turns": [2.0, 2.0]}
     assert [one["ratio"] for one in figures["grid"]] == [2.0] * 9
+    draw(figures, picture := tmp_path / "picture.png", 256)
+    assert picture.stat().st_size > 10_000
+    shown = Console(record=True, width=80, file=StringIO())
+    assert show(shown, cells, results)
+    assert "team: 2.00 times the barrier's versions/s (2.00 to 2.00); goal 2.7: missed" in (text := shown.export_text())
+    assert "learning-sums-one-step-off-1-3" in text
     last = figures["learning"][ONE_OFF]["solver"][-1]
-    assert (last["version"], last["mean"], last["n"]) == (24, 0.5, 4)
+    assert (last["version"], last["mean"], last["n"]) == (36, 0.5, 4)
 
 
 def test_the_rate_leaves_out_what_came_before_the_steady_state() -> None:
