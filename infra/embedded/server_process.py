@@ -97,8 +97,10 @@ class ServerProcess(ABC):
         self._ports: dict[str, int] = {}
         self._reserved: list[socket.socket] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.RLock()
-        """Any thread may stop it, also while another one starts it; folder and ports change only under the lock."""
+        self._stopping = threading.Lock()
+        """Any thread may stop it, also while another one starts it."""
+        self._claiming = threading.RLock()
+        """Folder and ports change only under it."""
         self._kill_at = math.inf
         """The earliest deadline of the stops since its last start: the one under way keeps to it, too."""
 
@@ -135,7 +137,7 @@ class ServerProcess(ABC):
 
         Raises FolderTaken, PortTaken, or ServerError when the folder cannot be written.
         """
-        with self._stopping:
+        with self._claiming:
             if self._owner is None:
                 self._claim_folder_and_ports()
         return self
@@ -170,7 +172,7 @@ class ServerProcess(ABC):
         self.claim()
         began, self._kill_at = time.monotonic(), math.inf
         try:
-            with self._stopping:
+            with self._claiming:
                 self._hold_ports()
             launch = self._command()
             log_starts = {log: log.stat().st_size if log.exists() else 0 for log in launch.logs}
@@ -307,15 +309,17 @@ class ServerProcess(ABC):
         )
 
     def _release_ports(self) -> None:
-        for reserved in self._reserved:
-            reserved.close()
-        self._reserved = []
+        with self._claiming:
+            for reserved in self._reserved:
+                reserved.close()
+            self._reserved = []
 
     def _release(self) -> None:
-        self._release_ports()
-        if self._owner is not None:
-            os.close(self._owner)
-            self._owner = None
+        with self._claiming:
+            self._release_ports()
+            if self._owner is not None:
+                os.close(self._owner)
+                self._owner = None
 
 
 def _stop_child(process: subprocess.Popen[bytes], is_late: Callable[[], bool]) -> bool:
