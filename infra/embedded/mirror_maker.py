@@ -39,7 +39,6 @@ _SETTINGS = {
     "status.storage.replication.factor": "-1",
     "offset.storage.partitions": "1",
     "status.storage.partitions": "1",
-    "offset.flush.interval.ms": "1000",
     "tasks.max": "2",
     "refresh.topics.interval.seconds": "5",
     "emit.heartbeats.enabled": "false",
@@ -50,6 +49,11 @@ _SETTINGS = {
     "groups": "",
 }
 """Consumer groups and settings of topics are not copied: each cluster has its own."""
+_OF_WORKERS = {
+    "offset.flush.interval.ms": "1000",
+    "scheduled.rebalance.max.delay.ms": "0",  # else the tasks of a worker that was cut off wait for five minutes
+}
+"""Of Kafka Connect; it takes them only under the name of a cluster."""
 _OF_CLIENTS = {
     "consumer.isolation.level": "read_committed",
     "consumer.auto.offset.reset": "earliest",
@@ -94,8 +98,8 @@ class MirrorPlan:
         lines = {"clusters": f"{home},{there}", **_SETTINGS}
         for name, place, connection in ((home, HOME, self.home), (there, self.region, self.there)):
             lines[f"{name}.bootstrap.servers"] = connection.bootstrap
-            of_clients = {**_OF_CLIENTS, **translate_client(connection.client, place)}
-            lines |= {f"{name}.{key}": value for key, value in of_clients.items()}
+            of_cluster = {**_OF_WORKERS, **_OF_CLIENTS, **translate_client(connection.client, place)}
+            lines |= {f"{name}.{key}": value for key, value in of_cluster.items()}
         for begin, end, topics in ((home, there, self.out), (there, home, self.back)):
             lines[f"{begin}->{end}.enabled"] = "true"
             lines[f"{begin}->{end}.topics"] = ",".join(map(re.escape, topics))
