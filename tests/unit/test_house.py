@@ -64,7 +64,7 @@ BUDGET = {
     "app": 5250,
     "benchmarks": 4800,
     "consumers": 3000,
-    "envs": 8400,
+    "envs": 9600,
     "infra": 11700,
     "ledger": 900,
     "ops": 14000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from random import Random
 from typing import Any
@@ -137,7 +138,7 @@ def test_the_tiny_tier_lists_six_commands_at_most_and_takes_their_numbers() -> N
         for answer in world.solve(problem):
             assert f"{answer} " in shown.replace("\n", " ") + " "
             shown = world.act(problem, answer).observation
-            assert not {"7", "8", "9"} & set(shown)
+            assert 1 < len(re.findall(r"[1-7]", shown)) <= 6
             length += len(answer) + len(shown) + 2
         assert length < 240, "an episode fits into a context of 256 characters"
 
