@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 EXTRAS ?=
 COUNT ?= 1000000
-NAMED_IN := integration e2e faults fuzz conformance model containers engines sandbox
+NAMED_IN := integration e2e faults fuzz conformance model containers engines sandbox worlds
 TESTS := $(BIN)/python tests/subjects.py
 
 # Compiled modules are kept: torch and transformers start in a third of the time.
@@ -52,7 +52,7 @@ test: $(STAMP) ## the gate: what every change must pass
 test-all: $(STAMP) ## the gate and every subject, with a table at the end
 	@$(TESTS) all
 
-# make test-SUBJECT: one of fuzz, libraries, alfworld, servers, curation, weights, tools, numerics, rollout, kafka, audit, builds, training, sandbox, packages, containers, runs, regions, model, mutants, faults, sglang, vllm.
+# make test-SUBJECT: one of fuzz, libraries, alfworld, servers, curation, weights, tools, numerics, rollout, kafka, audit, builds, training, sandbox, packages, containers, runs, worlds, regions, model, mutants, faults, sglang, vllm.
 test-%: $(STAMP)
 	@$(TESTS) $*
 

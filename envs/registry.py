@@ -31,6 +31,7 @@ ENVIRONMENTS = {
     "jsonl": "headrace.envs.jsonl:JsonLines",
     "ledger": "headrace.envs.ledger:Ledger",
     "mixture": "headrace.envs.mixture:Mixture",
+    "openenv": "headrace.envs.openenv.environment:OpenEnv",
     "reasoning_gym": "headrace.envs.reasoning_gym_env:ReasoningGym",
     "scripted": "headrace.envs.scripted:Scripted",
     "search": "headrace.envs.search.environment:Search",

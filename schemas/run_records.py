@@ -29,9 +29,12 @@ class UsedEnvironment:
     name: str = ""
     """Name that the environment gives itself."""
     version: str = ""
-    """Package and version of the environment; empty for a user's own module, whose source is in `plug_ins`."""
+    """Version that the environment tells, else its package with its version; empty for a user's own module, whose
+    source is in `plug_ins`, and for a server that was away."""
     data: tuple[ReadData, ...] = ()
     """The data that it reads; empty if it generates its problems."""
+    settings_hash: str = ""
+    """Hash of the environment's name and settings in the recipe; empty in records of older builds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,19 @@ hypothesis.settings.register_profile(
 )  # how long an example takes says how busy the machine is
 hypothesis.settings.load_profile("headrace")
 
-ORDER = ("containers", "engines", "faults", "sandbox", "e2e", "integration", "fuzz", "model", "conformance", "unit")
+ORDER = (
+    "containers",
+    "engines",
+    "faults",
+    "sandbox",
+    "worlds",
+    "e2e",
+    "integration",
+    "fuzz",
+    "model",
+    "conformance",
+    "unit",
+)
 """What takes a lane longest first, so that the short ones fill the lanes at the end."""
 TOGETHER = {"containers"}
 """Folders whose files share servers that one lane must have for itself."""

@@ -42,6 +42,7 @@ SUBJECTS = {
     "packages": "wheel and sdist, own projects and plug-ins, a worker in Go, benchmarks at their smallest",
     "containers": "Kafka and MinIO in containers, with faults on the way; needs Docker",
     "runs": "whole runs of other kinds: swaps, comparisons, two policies, separate processes",
+    "worlds": "worlds of OpenEnv's own package and classes, and its client; the package is installed for it",
     "regions": "a run over two Kafkas and two stores, with cuts between them",
     "model": "a small world of the protocol, explored exhaustively",
     "mutants": "the protection of every promise taken out, to see that tests turn red",
@@ -56,6 +57,7 @@ PREPARED_BY = {
     "libraries": ([sys.executable, "tests/conformance/install_libraries.py"],),
     "sandbox": ([sys.executable, "tests/sandbox/install_sandlock.py"],),
     "sglang": ([sys.executable, "tests/engines/install_servers.py", "sglang"],),
+    "worlds": ([sys.executable, "tests/worlds/install_openenv.py"],),
     "vllm": ([sys.executable, "tests/engines/install_servers.py", "vllm"],),
 }
 """What is run before a subject."""

@@ -22,6 +22,7 @@ from headrace.app.cli.parts import curate, evaluate, feed, mirror, relay, rollou
 from headrace.app.cli.retrain import retrain
 from headrace.app.cli.run import check_engine, check_tasks, compare, swap, try_recipe, up
 from headrace.app.cli.scale import autoscale, scale
+from headrace.app.cli.serve import serve_env
 from headrace.app.cli.servers import clean, doctor, store_policy, topics
 from headrace.app.cli.streams import replace_what_cannot_be_encoded
 from headrace.app.cli.upkeep import dead_letters, gc, redrive
@@ -45,7 +46,7 @@ RUN = "Run"
 PARTS_PANEL = "Parts of a run, each its own process"
 
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
-    (RUN, (up, try_recipe, check_engine, check_tasks, clean)),
+    (RUN, (up, try_recipe, check_engine, check_tasks, serve_env, clean)),
     (PARTS_PANEL, (servers, begin, feed, rollout, curate, train, evaluate, mirror, relay)),
     (LOOK_PANEL, (status, watch, audit, dead_letters)),
     (RUN, (redrive, gc)),

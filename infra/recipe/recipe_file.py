@@ -259,7 +259,7 @@ def _set(draft: Draft, word: str) -> None:
         _check_name(draft, keys[: depth + 1], masked)
     for depth in range(len(keys) - 1):
         table = _enter(table, keys[: depth + 1], word)
-    value = _value_of(text)
+    value = read_value(text)
     if isinstance(table, list):
         table[_parse_index(table, keys[-1], word)] = value
     elif isinstance(table, dict):
@@ -310,7 +310,8 @@ def _find_at(table: Any, keys: Sequence[str]) -> Any:
     return table
 
 
-def _value_of(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """Return a value as TOML writes it, such as 3 or [1, 2]; another text is a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

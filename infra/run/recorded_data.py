@@ -21,7 +21,7 @@ def newest_environments(recorded: Iterable[tuple[UsedEnvironment, ...]]) -> tupl
 def find_data_differences(known: Iterable[UsedEnvironment], here: Iterable[UsedEnvironment]) -> list[str]:
     """Return `data of WORKFLOW, PATH: OLD -> NEW` for data whose content differs from the recorded one.
 
-    For another path the recipe differs, not the data. An environment's version is recorded but not compared.
+    For another path the recipe differs, not the data. `find_other_versions` compares the environments' versions.
     """
     before = {one.workflow: one for one in known}
     return [
@@ -30,6 +30,16 @@ def find_data_differences(known: Iterable[UsedEnvironment], here: Iterable[UsedE
         if one.workflow in before
         for path, old, new in _find_changed(before[one.workflow].data, one.data)
     ]
+
+
+def find_other_versions(
+    known: Iterable[UsedEnvironment], here: Iterable[UsedEnvironment]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield workflow, recorded version and today's version for each environment whose known versions differ."""
+    before = {one.workflow: one.version for one in known}
+    for one in here:
+        if (recorded := before.get(one.workflow)) and one.version and recorded != one.version:
+            yield one.workflow, recorded, one.version
 
 
 def check_data(known: Iterable[UsedEnvironment], here: Iterable[UsedEnvironment]) -> None:

@@ -160,7 +160,7 @@ def _look_at_failures(newest: Sequence[_Seen]) -> Iterator[_Said]:
         failed[error_key_of(error)] += error.episodes
     asked = sum(group.asked for group in newest)
     has_success = any(group.rewards for group in newest)
-    if len(newest) < ENOUGH_GROUPS or not has_success or not asked or failed.total() < FAILED_SHARE * asked:
+    if len(newest) < ENOUGH_GROUPS or not has_success or asked < 1 or failed.total() < FAILED_SHARE * asked:
         return
     [(kind, times)] = failed.most_common(1)
     most = f"{times:,} of them" if times < failed.total() else "all"

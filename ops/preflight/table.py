@@ -99,7 +99,10 @@ def check_names(recipe: Recipe) -> tuple[UsedEnvironment, ...]:
 
 def list_environments(asked: Asked) -> tuple[UsedEnvironment, ...]:
     """Return the environments that the checks have built, and the data that these have read."""
-    return tuple(identify_environment(name, environment) for name, environment in asked.environments.items())
+    workflows = asked.recipe.workflows
+    return tuple(
+        identify_environment(name, environment, workflows[name].env) for name, environment in asked.environments.items()
+    )
 
 
 def examine(asked: Asked) -> list[Fault]:

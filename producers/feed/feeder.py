@@ -27,7 +27,7 @@ from headrace.infra.process.signals import MustRestart
 from headrace.infra.recipe.plug_in_sources import check_sources, feeder_plug_ins
 from headrace.infra.recipe.settings import Recipe
 from headrace.infra.run.own_positions import SNAPSHOT_EVERY_S, OwnPositions, Role, run_alone
-from headrace.infra.run.recorded_data import check_data
+from headrace.infra.run.recorded_data import check_data, find_other_versions
 from headrace.infra.run.revisions import is_chain_change
 from headrace.infra.run.run import Run, read_revision, read_revisions
 from headrace.infra.stopwatch import Stopwatch
@@ -242,8 +242,14 @@ def open_feeder(run: Run, writer: TransactionalWriter) -> Feeder:
         raise MustRestart(f"recipe revision {revision.revision} came while the feeder started: the feeder starts again")
     check_sources(run.plug_ins, feeder_plug_ins(recipe))
     sources = {name: build_task_source(recipe, name) for name in recipe.workflows}
-    here = [identify_environment(name, source.environment) for name, source in sources.items()]
-    check_data(run.environments_at(run.revision), here)
+    here = [
+        identify_environment(name, source.environment, recipe.workflows[name].env) for name, source in sources.items()
+    ]
+    known = run.environments_at(run.revision)
+    check_data(known, here)
+    for workflow, before, now in find_other_versions(known, here):
+        # An environment has another version than the run's record says; the run goes on.
+        log.warning("environment.other_version", workflow=workflow, recorded=before, now=now)
     send_examples(run, writer, {name: source.environment for name, source in sources.items()})
     for source in sources.values() if recipe.evaluate.every else ():
         source.list_held_out(recipe.evaluate.problems)

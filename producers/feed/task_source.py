@@ -111,6 +111,7 @@ class TaskSource:
 
     def list_held_out(self, count: int) -> list[Problem]:
         """Return the first held-out problems, in the recipe's tiers. Raises UsageError if there are fewer."""
+        self._find_size(self.environment, "held_out")
         refuse_small_held_out(self.workflow, self.environment, count)
         return [self.build_held_out_problem(index) for index in range(count)]
 
@@ -142,7 +143,7 @@ class TaskSource:
 
     def _pass_size_on(self) -> None:
         if isinstance(self.selector, KnowsSize):
-            self.selector.on_size(self._environment(self.tier).size("train"))
+            self.selector.on_size(self._find_size(self._environment(self.tier), "train"))
 
     def _draw_next(self, tier: str, is_strict: bool) -> Drawn:
         passed: list[tuple[int, bool, str]] = []
@@ -170,13 +171,25 @@ class TaskSource:
             return drawn
 
     def _pick_index(self, cursor: int, tier: str) -> int:
-        size = self._environment(tier).size("train")
+        size = self._find_size(self._environment(tier), "train")
         if size == 0:
             raise UsageError(
                 f"the environment of workflow {self.workflow} has no training problem: check the settings in "
                 f"workflows.{self.workflow}.env"
             )
         return cursor if size is None else cursor % size
+
+    def _find_size(self, environment: Environment, split: Split) -> int | None:
+        """Return the size of a split. Raises EnvironmentAway if a server that knows it is away."""
+        try:
+            return environment.size(split)
+        except Exception as error:
+            if not is_unreachable(error):
+                raise
+            raise EnvironmentAway(
+                f"environment {environment.name!r} of workflow {self.workflow} cannot tell its size: "
+                f"{read_error_text(error)}"
+            ) from error
 
     def _build_problem(self, split: Split, index: int, tier: str) -> Problem:
         environment = self._environment(tier)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from subjects import SUBJECTS
 
+from headrace.envs.worlds.contract import Step
 from headrace.infra.recipe.recipe_file import load_recipe
 from headrace.infra.recipe.settings import Recipe
 from headrace.schemas.records import RECORDS
@@ -363,11 +364,15 @@ def test_every_whole_recipe_on_a_page_is_one(tmp_path: Path) -> None:
 
 
 def test_the_environment_on_the_page_keeps_the_contract() -> None:
-    [code] = re.findall(
+    code, world = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL | re.MULTILINE
     )
     found: dict[str, Any] = {}
-    exec(code, found)  # noqa: S102 - ours
+    exec(f"{code}\n{world}", found)  # noqa: S102 - ours
+    guess = found["Guess"](seed=1)
+    problem = guess.problem("train", 0)
+    assert guess.act(problem, *guess.solve(problem)) == Step("right", 1.0, done=True)
+    assert [guess.act(problem, "x").done for _ in range(6)] == [False] * 5 + [True]
     echo = found["Echo"](seed=1, count=3)
     splits = ("train", "held_out", "warm_start")
     problems = [echo.problem(split, index) for split in splits for index in range(echo.size(split))]

@@ -16,13 +16,21 @@ from made_recipes import sums_recipe
 from headrace.app.views.environment_lines import environment_lines
 from headrace.envs.contract import Environment
 from headrace.envs.identity import find_version, identify_environment
+from headrace.envs.openenv.environment import OpenEnv
 from headrace.envs.registry import load_environment
 from headrace.infra.errors import UsageError
 from headrace.infra.kafka.clients import Connection, RunAddress
 from headrace.infra.recipe.settings import Recipe
+from headrace.infra.recipe.table import Named
 from headrace.infra.run import revisions
 from headrace.infra.run.progress import RunProgress
-from headrace.infra.run.recorded_data import OtherData, check_data, find_data_differences, newest_environments
+from headrace.infra.run.recorded_data import (
+    OtherData,
+    check_data,
+    find_data_differences,
+    find_other_versions,
+    newest_environments,
+)
 from headrace.infra.run.run import Run
 from headrace.infra.store.object_store import StoreAddress
 from headrace.ops.preflight.table import check_names
@@ -68,18 +76,22 @@ class Mislaid:
 
 def test_an_environment_is_known_by_its_name_its_package_and_the_content_of_its_data(tmp_path: Path) -> None:
     digest = write_rows(tmp_path / "a.jsonl", 40)
-    found = identify_environment("math", load_environment("dataset", 1, {"path": str(tmp_path / "a.jsonl")}))
+    found = identify_environment(
+        "math", load_environment("dataset", 1, {"path": str(tmp_path / "a.jsonl")}), Named(use="dataset")
+    )
     assert (found.workflow, found.name) == ("math", "dataset")
     assert found.version.startswith("headrace ")
     assert found.data == (ReadData(str(tmp_path / "a.jsonl"), 40, digest),)
-    made = identify_environment("sums", load_environment("arithmetic", 1, {}))
+    made = identify_environment("sums", load_environment("arithmetic", 1, {}), Named(use="arithmetic"))
     assert (made.name, made.data) == ("arithmetic", ())
+    assert made.settings_hash not in ("", found.settings_hash), "the settings are known too"
     own = cast("Environment", SimpleNamespace(name="coins", version="coins of May"))
     assert find_version(own) == "coins of May"
     with pytest.raises(
         UsageError, match=r"^environment coins: its `version` .*\(KeyError: 'May' at test_rec.* in version\)"
     ):
         find_version(cast("Environment", Mislaid()))
+    assert find_version(cast("Environment", OpenEnv(1, "http://127.0.0.1:1"))) == "", "its server is away"
 
 
 def test_a_run_records_its_data_and_goes_on_after_a_change_only_by_a_new_revision(
@@ -120,10 +132,14 @@ def used(*data: ReadData, workflow: str = "math") -> UsedEnvironment:
     return UsedEnvironment(workflow, "dataset", "headrace 1", data)
 
 
-def test_data_is_compared_by_workflow_and_path_and_a_version_is_not() -> None:
+def test_data_is_compared_by_workflow_and_path_and_another_version_is_only_told() -> None:
     train, other = ReadData("d", 9, "aa"), ReadData("d", 8, "bb")
     known = [used(train, other)]
-    check_data(known, [replace(used(train, other), version="headrace 2")])
+    newer = [replace(used(train, other), version="headrace 2")]
+    check_data(known, newer)
+    assert list(find_other_versions(known, newer)) == [("math", "headrace 1", "headrace 2")]
+    assert not list(find_other_versions(known, [replace(newer[0], version="")])), "a server was away"
+    assert not list(find_other_versions([replace(known[0], version="")], newer))
     check_data((), [used(train)])
     check_data(known, [used(ReadData("elsewhere", 9, "cc")), used(other, workflow="more")])
     assert find_data_differences(known, [used(train, train)]) == [

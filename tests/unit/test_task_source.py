@@ -162,6 +162,18 @@ def test_an_environment_that_cannot_be_reached_is_waited_for(monkeypatch: pytest
         source().draw()
 
 
+def test_a_size_that_only_a_server_knows_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = source()
+
+    def lose(*_: object) -> int:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(Sums, "size", lose)
+    for ask in (made.draw, lambda: made.list_held_out(1)):
+        with pytest.raises(EnvironmentAway, match=r"environment 'sums' of workflow .* cannot tell its size: refused"):
+            ask()
+
+
 class Torn(Sums):
     """Cannot build its problem 1; where it is asked to, some are not JSON, and some have a long text as a field."""
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
+from corridor import Corridor
 
 from headrace.consumers.algorithms.validate import find_sequence_fault
 from headrace.envs.arithmetic import Arithmetic
@@ -31,41 +30,6 @@ from headrace.infra.weights.policy_files import Tokenizer
 
 LATE = "late"
 PROBLEM = Problem("t", "go\n", extra={"at": 0, "to": 3})
-
-
-class Corridor:
-    """A walk to the end of a corridor; each step right earns a third. Other words break it."""
-
-    name = "corridor"
-
-    def act(self, problem: Problem, action: str) -> Any:
-        extra = cast("dict[str, Any]", problem.extra)
-        extra["at"] += {"right": 1, "left": -1}.get(action, 0)
-        broken = {
-            "nan": Step("", float("nan")),
-            "none": None,
-            "bytes": Step(b"x", 0.0),  # type: ignore[arg-type]
-            "words": Step("", "much"),  # type: ignore[arg-type]
-            "maybe": Step("", 0.0, "yes"),  # type: ignore[arg-type]
-        }
-        if action in broken:
-            return broken[action]
-        if action == "hang":
-            threading.Event().wait()
-        if action == "die":
-            os.kill(os.getpid(), 9)
-        if action == "raise":
-            raise KeyError(action)
-        if action == "away":
-            raise ConnectionError("no server")
-        earned = 1 / 3 if action == "right" else None
-        return Step(f"at {extra['at']}" + "!" * action.count("!"), earned, extra["at"] == extra["to"])
-
-    def problem(self, split: str, index: int) -> Problem:
-        return Problem(f"{split} {index}", f"{index}\n", extra={"at": 0, "to": 3})
-
-    def solve(self, problem: Problem) -> list[str]:
-        return ["right"] * problem.extra["to"]
 
 
 CORRIDOR: Any = IsolatedEnvironment(cast("Environment", Corridor()))
@@ -165,7 +129,7 @@ def test_an_action_that_was_cut_off_is_not_carried_out_and_a_long_observation_is
 @pytest.mark.parametrize(
     ("action", "kind", "why"),
     [
-        ("nan", WorldFailed, r"the reward of `act` of environment corridor \(test_world.py:\d+\) must be finite"),
+        ("nan", WorldFailed, r"the reward of `act` of environment corridor \(corridor.py:\d+\) must be finite"),
         ("none", WorldFailed, "must answer with a Step of headrace.envs.worlds.contract, got NoneType None"),
         ("bytes", WorldFailed, "must answer with a text as observation, got bytes b'x'"),
         ("words", WorldFailed, "the reward of .* must be a number, got str 'much'"),

@@ -1,0 +1,341 @@
+"""OpenEnv's wire both ways: our client plays our server; no server that lies, dies or is full becomes a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_models import END, prepare_actor, save_tokenizer
+from corridor import Corridor
+from openenv_servers import CLOSE, FIRST, HANG, answering, lying, serving
+from typer.testing import CliRunner
+from websockets.asyncio.client import connect
+
+from headrace.app.cli.main import app
+from headrace.envs.arithmetic import Arithmetic
+from headrace.envs.contract import RoleTrajectory, Split
+from headrace.envs.identity import find_version
+from headrace.envs.ledger import Ledger
+from headrace.envs.openenv import opening, session
+from headrace.envs.openenv.environment import OpenEnv
+from headrace.envs.openenv.wire import read_action_form, show_observation
+from headrace.envs.registry import check_plays, load_environment, load_workflow
+from headrace.envs.worlds.contract import WorldFailed
+from headrace.infra.unreachable import OutOfTime, is_unreachable
+from headrace.infra.weights.policy_files import Tokenizer
+from headrace.producers.rollout.play.failures import build_failure
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Tokenizer:
+    return save_tokenizer(tmp_path, template=None)
+
+
+def play(url: str, actor: Any, index: int = 0, split: Split = "train", **settings: Any) -> RoleTrajectory:
+    limit = {"step_limit_s": settings.pop("step_limit_s", 10.0)}
+    env = OpenEnv(1, url, **settings)
+    return asyncio.run(load_workflow("world", limit)(env.problem(split, index), env, {"agent": actor}))["agent"]
+
+
+def act(url: str, tokenizer: Tokenizer, *answers: str, **settings: Any) -> RoleTrajectory:
+    return play(url, prepare_actor(tokenizer, *(f"{one}{END}" for one in answers)), **settings)
+
+
+# ----------------------------------------------------------------------------------------------------- there and back
+
+
+def test_our_client_plays_a_world_of_ours_over_the_wire(plain: Tokenizer) -> None:
+    with serving(Corridor()) as url:
+        played = act(url, plain, "right", "left", "right", "right", "right", index=7)
+        text = plain.decode(played.sequences[0].ids)
+        held_out = OpenEnv(1, url)
+        assert (held_out.size("held_out"), held_out.size("train"), held_out.size("warm_start")) == (4, None, 0)
+        assert find_version(held_out) == "corridor"
+    assert text.startswith("train 7\n\nrightat 1\n")
+    assert played.reward == pytest.approx(4 / 3)
+    assert (played.parts["turns"], played.parts["done"]) == (5, 1)
+
+
+def test_our_client_plays_an_environment_with_tools(plain: Tokenizer) -> None:
+    ledger = Ledger(1)
+    problem = ledger.problem("held_out", 3)
+    *calls, answer = ledger.solve(problem)
+    with serving(ledger) as url:
+        played = act(url, plain, *calls, f"@answer {answer}", index=3, split="held_out")
+        wrong = act(url, plain, "@get", "@answer 0", index=3, split="held_out")
+    text = plain.decode(played.sequences[0].ids)
+    assert text.startswith(f"{problem.text}\n")
+    assert f"= {answer}\n" in text
+    assert (played.reward, played.parts["done"], played.parts["actions"]) == (1, 1, 4)
+    assert (wrong.reward, wrong.parts["bad_calls"]) == (0, 1)
+
+
+def test_our_client_plays_an_environment_of_single_answers(plain: Tokenizer) -> None:
+    problem = (env := Arithmetic(1)).problem("train", 5)
+    with serving(env) as url:
+        right, wrong = (act(url, plain, answer, index=5) for answer in (f"\\boxed{{{problem.answer}}}", "no"))
+    assert plain.decode(right.sequences[0].ids).startswith(problem.text)
+    assert (right.reward, right.parts["turns"], right.parts["done"]) == (1, 1, 1)
+    assert wrong.reward < 1
+
+
+def test_a_group_waits_for_places_of_a_server_that_serves_one_session_and_is_told(
+    plain: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(Corridor(), sessions=1) as url:
+        env = OpenEnv(1, url)
+
+        async def play_together() -> list[RoleTrajectory]:
+            flow = load_workflow("world")
+            actors = [prepare_actor(plain, *[f"right{END}"] * 3) for _ in range(4)]
+            played = [flow(env.problem("train", 0), env, {"agent": actor}) for actor in actors]
+            return [one["agent"] for one in await asyncio.gather(*played)]
+
+        assert [one.reward for one in asyncio.run(play_together())] == [pytest.approx(1)] * 4
+    assert "world.full" in capsys.readouterr().out
+
+
+def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_goes_on() -> None:
+    async def talk(url: str) -> list[Any]:
+        address = f"ws{url.removeprefix('http')}/ws"
+        async with connect(address, proxy=None) as gone:
+            await gone.send('{"type": "reset"}')
+            await gone.recv()
+            gone.transport.abort()
+        said = []
+        async with connect(address, proxy=None) as client:
+            for message in (
+                "no json",
+                "[1]",
+                '{"type": "what"}',
+                '{"type": "step", "data": {"text": "left"}}',
+                '{"type": "reset", "data": {"index": -1}}',
+                '{"type": "reset", "data": {"split": "held_out", "index": 4}}',
+                '{"type": "reset", "data": {"seed": 3, "episode_id": "e"}}',
+                '{"type": "step", "data": {"move": "left"}}',
+                '{"type": "step", "data": {"text": 3}}',
+                '{"type": "step", "data": {"text": "left"}}',
+                '{"type": "state"}',
+                '{"type": "step", "data": {"text": "nan"}}',
+                '{"type": "step", "data": {"text": "left"}}',
+                '{"type": "reset", "data": {"index": 5}}',
+            ):
+                await client.send(message)
+                said.append(json.loads(await client.recv()))
+        return said
+
+    with serving(Corridor(), sessions=1) as url:
+        said = asyncio.run(talk(url))
+    codes = [one["data"].get("code", one["type"]) for one in said]
+    assert codes == [
+        "INVALID_JSON",
+        "VALIDATION_ERROR",
+        "UNKNOWN_TYPE",
+        "EXECUTION_ERROR",
+        "VALIDATION_ERROR",
+        "VALIDATION_ERROR",
+        "observation",
+        "VALIDATION_ERROR",
+        "VALIDATION_ERROR",
+        "observation",
+        "state",
+        "EXECUTION_ERROR",
+        "EXECUTION_ERROR",
+        "observation",
+    ]
+    assert said[9]["data"] == {"observation": {"text": "at -1", "metadata": {}}, "reward": None, "done": False}
+    assert said[10]["data"] == {"episode_id": "e", "step_count": 1}
+    assert "must be finite" in said[11]["data"]["message"]
+
+
+# ------------------------------------------------------------------------------------------------------ bad servers
+
+
+def step(**data: Any) -> dict[str, Any]:
+    return {"type": "observation", "data": {"observation": {"seen": "x"}, "reward": 0.0, "done": False} | data}
+
+
+def error(code: str, message: str = "why", **more: Any) -> dict[str, Any]:
+    return {"type": "error", "data": {"code": code, "message": message, **more}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (
+            ["hello"],
+            "does not begin an episode: http://.* answers with what is no JSON: str 'hello'",
+        ),
+        ([{"type": "state", "data": {}}], "answers with no observation"),
+        (["[]"], "answers with no observation, got list"),
+        ([step(observation=[1])], "does not begin an episode: its observation must be a JSON object, got list"),
+        ([step(done=True)], "it is over before the first action"),
+        ([step(observation={})], "the first observation is empty: set `prompt`"),
+        ([error("FACTORY_ERROR")], "does not begin an episode: FACTORY_ERROR: why"),
+        ([FIRST, "hello"], "failed at an action: .* is no JSON"),
+        ([FIRST, step(reward="much")], "the reward of openenv must be a number, got str 'much'"),
+        ([FIRST, json.dumps(step(reward=float("nan")))], "the reward of openenv must be finite, got nan"),
+        ([FIRST, json.dumps(step()).replace("0.0", "1e999")], "must be finite, got inf"),
+        ([FIRST, step(done="yes")], "openenv must say by True or False whether it is done, got str 'yes'"),
+        ([FIRST, step(observation=None)], "its observation must be a JSON object, got NoneType"),
+        ([FIRST, error("EXECUTION_ERROR", "KeyError: 'x'")], "failed at an action: EXECUTION_ERROR: KeyError: 'x'"),
+        ([FIRST, CLOSE], "failed at an action: it closed the connection"),
+        ([FIRST, "x" * 3000], "it closed the connection: .*1009"),
+    ],
+)
+def test_a_server_that_lies_or_dies_fails_the_episode_with_its_reason(
+    plain: Tokenizer, monkeypatch: pytest.MonkeyPatch, answers: list[Any], why: str
+) -> None:
+    monkeypatch.setattr(session, "MOST_BYTES", 2000)
+    with lying(*answers) as url, pytest.raises(WorldFailed, match=why) as failed:
+        act(url, plain, "go", "go")
+    assert build_failure(0, failed.value).reason == "environment"
+
+
+@pytest.mark.parametrize(
+    ("routes", "status", "kind", "why"),
+    [
+        ({"/schema": "<html>"}, 101, WorldFailed, "/schema answers with what is no JSON"),
+        ({"/schema": {"action": 3}}, 101, WorldFailed, "its /schema has no JSON schema of an action"),
+        ({"/schema": None}, 101, WorldFailed, "has no route /schema: is it an OpenEnv server"),
+        ({}, 404, WorldFailed, "answers with HTTP 404: is it an OpenEnv server"),
+        ({}, 503, ConnectionError, "answers with HTTP 503"),
+        ({"/schema": {"action": {"properties": {}}}}, 101, WorldFailed, "its actions are calls of tools, but it lists"),
+    ],
+)
+def test_what_is_no_server_of_openenv_is_told_from_one_that_is_away(
+    plain: Tokenizer, routes: dict[str, Any], status: int, kind: type[Exception], why: str
+) -> None:
+    with lying(FIRST, FIRST, routes=routes, status=status) as url, pytest.raises(kind, match=why) as failed:
+        act(url, plain, "go")
+    assert is_unreachable(failed.value) == (kind is ConnectionError)
+
+
+def test_a_server_that_is_away_or_full_makes_the_episode_wait(
+    plain: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConnectionError, match="does not answer") as failed:
+        act("http://127.0.0.1:1", plain, "go")
+    assert build_failure(0, failed.value).reason == "unreachable"
+    full = error("CAPACITY_REACHED")
+    with lying(full, full, FIRST, step(done=True, reward=1)) as url:
+        assert act(url, plain, "go").reward == 1
+    monkeypatch.setattr(opening, "FULL_LIMIT_S", 0.2)
+    with lying(*[full] * 50) as url, pytest.raises(ConnectionError, match=r"was full for 0.2 s: CAPACITY_REACHED: why"):
+        act(url, plain, "go")
+    with lying(CLOSE) as url, pytest.raises(ConnectionError, match="closed the connection at the start"):
+        act(url, plain, "go")
+
+
+def test_a_server_that_hangs_fails_the_episode_in_time(plain: Tokenizer) -> None:
+    with lying(HANG) as url, pytest.raises(OutOfTime, match=r"began no episode within 0.2 s \(start_limit_s\)"):
+        act(url, plain, "go", start_limit_s=0.2)
+    with lying(FIRST, HANG) as url, pytest.raises(OutOfTime, match=r"an action in openenv took longer than 0.2 s"):
+        act(url, plain, "go", step_limit_s=0.2)
+
+
+def test_an_action_that_the_server_refuses_is_told_to_the_policy(plain: Tokenizer) -> None:
+    wrong = [{"loc": ["move"], "msg": "too long"}, {"loc": ["x", 0], "msg": "extra"}]
+    refused = error("VALIDATION_ERROR", "Invalid message", errors=wrong)
+    with lying(FIRST, refused, step(done=True, reward=1)) as url:
+        played = act(url, plain, "go", "on")
+    assert "error: move: too long; x.0: extra\n" in plain.decode(played.sequences[0].ids)
+    assert (played.reward, played.parts["bad_calls"], played.parts["actions"]) == (1, 1, 1)
+
+
+# --------------------------------------------------------------------------------------------------- shapes and tasks
+
+
+def test_the_form_of_actions_is_read_from_the_schema() -> None:
+    text, number = {"type": "string"}, {"type": "integer"}
+    metadata = {"metadata": {"type": "object"}}
+    for properties, required, actions, written in (
+        ({"move": text, **metadata}, ["move"], [], {"move": "e4"}),
+        ({"kind": {"const": "say"}, "move": text}, [], [], {"kind": "say", "move": "e4"}),
+    ):
+        form = read_action_form({"action": {"properties": properties, "required": required}})
+        assert (form.list_actions(), form.write("", {"text": "e4"})) == (actions, written)
+    several = {"properties": {"x": number, "y": text, "t": {"const": 1}}, "required": ["x", "t"], "$defs": {"a": {}}}
+    form = read_action_form({"action": several})
+    [action] = form.list_actions()
+    assert action["parameters"] == {
+        "type": "object",
+        "properties": {"x": number, "y": text},
+        "required": ["x"],
+        "$defs": {"a": {}},
+    }
+    assert form.write("act", {"x": 3}) == {"t": 1, "x": 3}
+    one = read_action_form({"action": {"properties": {"move": {"type": "string", "enum": ["a"]}}}})
+    assert one.list_actions(), "a choice is no free text"
+
+
+def test_the_policy_reads_the_only_field_the_chosen_one_or_all() -> None:
+    for observation, chosen, text in (
+        ({"a": "x", "done": False, "metadata": {"m": 1}}, "", "x"),
+        ({"a": "ü", "b": 2}, "", '{"a": "ü", "b": 2}'),
+        ({"a": "x", "b": 2}, "b", "2"),
+        ({"metadata": {"text": "hi"}}, "", '{"text": "hi"}'),
+        ({}, "", ""),
+        ({"tool_name": "t", "result": "r", "error": None}, "", "r"),
+        ({"tool_name": "t", "result": {"content": [{"type": "text", "text": "3"}]}, "error": None}, "", "3"),
+        ({"tool_name": "t", "result": {"content": [], "structured_content": {"r": 3}}}, "", '{"r": 3}'),
+        ({"tool_name": "t", "result": None, "error": {"error_type": "timeout", "message": "late"}}, "", "error: late"),
+    ):
+        assert show_observation(observation, chosen) == text
+    with pytest.raises(WorldFailed, match="its observation has no field 'c'; the fields are a, b"):
+        show_observation({"a": 1, "b": 2, "reward": 1}, "c")
+
+
+def test_splits_are_chosen_by_their_types_or_named_and_without_tasks_seeds_never_end() -> None:
+    splits = [{"name": "dev", "type": "validation"}, {"name": "all", "type": "train"}, {"name": "hard", "type": "test"}]
+    there: dict[str, Any] = {"/list_environments": ["w"], "/w/splits": splits}
+    with answering(there) as url:
+        env = OpenEnv(1, url)
+        assert (env.size("train"), env.size("held_out")) == (None, None), "it does not count"
+        assert {"split": "all", "index": 3}.items() <= env.problem("train", 3).extra["reset"].items()
+        assert OpenEnv(1, url, held_out="dev", tasks=9).problem("held_out", 0).extra["reset"]["split"] == "dev"
+        assert OpenEnv(1, url, tasks=9).size("train") == 9
+        with pytest.raises(WorldFailed, match="has no split 'x'; it has dev, all, hard"):
+            OpenEnv(1, url, train="x").size("train")
+        with pytest.raises(WorldFailed, match="has no world 'v'; it has w"):
+            OpenEnv(1, url, env="v").size("train")
+    for count in (-1, "many", True, None):
+        counted = {**there, "/w/num_tasks": {"num_tasks": count}}
+        with answering(counted) as url, pytest.raises(WorldFailed, match="does not count the tasks of split all"):
+            OpenEnv(1, url).size("train")
+    with answering({**there, "/w/num_tasks": {"num_tasks": 7}}) as url:
+        assert [OpenEnv(1, url, tasks=tasks).size("train") for tasks in (0, 3, 9)] == [7, 3, 7]
+    with answering({"/metadata": {"name": "W", "version": "1.2"}}) as url:
+        env, other = OpenEnv(1, url), OpenEnv(2, url)
+        assert (env.size("train"), find_version(env)) == (None, "W 1.2")
+        assert list(env.problem("train", 0).extra["reset"]) == ["seed"]
+        assert env.problem("train", 0) != env.problem("train", 1)
+        assert env.problem("train", 0) != other.problem("train", 0)
+        assert env.problem("held_out", 0) == other.problem("held_out", 0)
+
+
+def test_wrong_settings_are_refused() -> None:
+    for settings, why in (
+        ({"url": "localhost:8000"}, "url must be the address of a server, as http://host:port; got 'localhost:8000'"),
+        ({"url": "http://a", "tasks": -1}, "tasks must be 0 or more"),
+        ({"url": 3}, "url must be a string"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            load_environment("openenv", 1, settings)
+    check_plays("world", load_environment("openenv", 1, {"url": "https://a"}))
+
+
+def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
+    for words, why in (
+        (["errands"], "environment errands has worlds in boxes, which cannot be served"),
+        (["openenv", "--set", "url=http://127.0.0.1:1"], "127.0.0.1:1 does not answer"),
+        (["nothing"], "'nothing' is not known"),
+        (["ledger", "--set", "most"], "--set needs KEY=VALUE"),
+        (["ledger", "--set", "most=1"], "must be 2 or more; got 1"),
+    ):
+        done = CliRunner().invoke(app, ["serve-env", *words, "--port", "0"])
+        assert done.exit_code != 0
+        assert why in str(done.exception), words
