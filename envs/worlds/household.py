@@ -157,7 +157,7 @@ def read_move(command: str) -> str:
 
 def _open(house: House) -> str:
     """Return what is read first."""
-    return f"{house.look()}\n\nYour task is to: {house.goal['task']}"
+    return f"{house.enter()}\n\nYour task is to: {house.goal['task']}"
 
 
 def _read_command(house: House, tier: str, action: str) -> str:

@@ -38,8 +38,7 @@ def kitchen(family: str = "heat", thing: str = "mug", place: str = "cabinet") ->
 
 
 TRANSCRIPT = """
-look > You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a countertop 1, a fridge 1, a \
-microwave 1, and a sinkbasin 1.
+look > You are in the middle of a room. Looking quickly around you, you see nothing.
 inventory > You are not carrying anything.
 take mug 1 from countertop 1 > Nothing happens.
 go to fridge 1 > You arrive at fridge 1. The fridge 1 is closed.
@@ -52,9 +51,12 @@ look > You are facing the countertop 1. Next to it, you see nothing.
 take knife 1 from countertop 1 > You pick up the knife 1 from the countertop 1.
 inventory > You are carrying: a knife 1.
 slice apple 1 with knife 1 > You sliced the apple 1 with the knife 1.
-examine apple 1 > This is a sliced apple 1.
-take mug 1 from countertop 1 > Nothing happens.
+examine apple 1 > Nothing happens.
+take apple 1 from countertop 1 > Nothing happens.
 move knife 1 to countertop 1 > You move the knife 1 to the countertop 1.
+take apple 1 from countertop 1 > You pick up the apple 1 from the countertop 1.
+examine apple 1 > This is a sliced apple 1.
+move apple 1 to countertop 1 > You move the apple 1 to the countertop 1.
 take mug 1 from countertop 1 > You pick up the mug 1 from the countertop 1.
 examine mug 1 > There's nothing special about mug 1.
 heat mug 1 with microwave 1 > Nothing happens.
@@ -73,6 +75,7 @@ fly to the moon > Nothing happens."""
 
 def test_every_command_says_what_alfworld_says() -> None:
     house = kitchen()
+    assert house.enter().endswith("you see a cabinet 1, a countertop 1, a fridge 1, a microwave 1, and a sinkbasin 1.")
     for line in TRANSCRIPT.strip().splitlines():
         command, _, told = line.partition(" > ")
         assert house.act(command) == told
