@@ -183,8 +183,8 @@ def _number_commands(house: House) -> dict[str, str]:
 
 
 def _shorten(command: str) -> str:
-    """Return a command of the tier `tiny` as it is listed: `take cup` of `take cup 1 from bed 1`."""
+    """Return a command as the tier `tiny` lists it: `bed` of `go to bed 1`, `take cup` of `take cup 1 from bed 1`."""
     verb, *words = command.split()
     if verb == "go":
-        return f"go {kind_of(' '.join(words[1:]))}"
+        return words[1]
     return "open" if verb == "open" else f"{'put' if verb == 'move' else verb} {words[0]}"

@@ -134,7 +134,7 @@ def test_no_house_is_in_two_splits_and_held_out_ones_are_the_same_for_every_seed
 
 def test_the_tiny_tier_lists_six_commands_at_most_and_takes_their_numbers() -> None:
     world = Household(1, tiers=["tiny"])
-    assert as_task(world.problem("train", 0)).text == "wax to jar\ngo jar1 go sofa2 go tub3\n"
+    assert as_task(world.problem("train", 0)).text == "wax to jar\njar1 sofa2 tub3\n"
     for index in range(200):
         problem = as_task(world.problem("train", index))
         length, shown = len(problem.text), problem.text
