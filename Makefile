@@ -52,7 +52,7 @@ test: $(STAMP) ## the gate: what every change must pass
 test-all: $(STAMP) ## the gate and every subject, with a table at the end
 	@$(TESTS) all
 
-# make test-SUBJECT: one of fuzz, libraries, servers, curation, weights, tools, numerics, rollout, kafka, audit, builds, training, sandbox, packages, containers, runs, worlds, regions, model, mutants, faults, sglang, vllm.
+# make test-SUBJECT: one of fuzz, libraries, alfworld, servers, curation, weights, tools, numerics, rollout, kafka, audit, builds, training, sandbox, packages, containers, runs, worlds, regions, model, mutants, faults, sglang, vllm.
 test-%: $(STAMP)
 	@$(TESTS) $*
 

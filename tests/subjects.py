@@ -27,6 +27,7 @@ GATE = "gate"
 SUBJECTS = {
     "fuzz": "altered inputs of every reader",
     "libraries": "losses and corrections beside those of TRL and verl, the Kubernetes client; all are installed for it",
+    "alfworld": "household tasks beside ALFWorld's engine, which is installed for it",
     "servers": "embedded servers, supervisor and fork server",
     "curation": "what curators decide on a real broker, dead letters sent back",
     "weights": "versions, anchors and deltas in a real store; gc",
@@ -51,6 +52,7 @@ SUBJECTS = {
 }
 """What each subject shows. `make test-all` runs the quick ones first."""
 PREPARED_BY = {
+    "alfworld": ([sys.executable, "tests/conformance/install_alfworld.py"],),
     "containers": ([".ci/docker"], [sys.executable, "tests/containers/build_images.py"]),
     "libraries": ([sys.executable, "tests/conformance/install_libraries.py"],),
     "sandbox": ([sys.executable, "tests/sandbox/install_sandlock.py"],),

@@ -1,8 +1,8 @@
 """The rules of a house: which commands are possible, what they do, and what is read afterwards, as in ALFWorld 0.4.2.
 
 A thing or receptacle has a kind and a number, such as `mug 1`. The agent stands before one receptacle, or in the middle
-of the room, and holds one thing at most. What is in a closed receptacle is not seen, and cannot be taken. Names are
-listed in their alphabetical order, since a task keeps no other one.
+of the room, and holds one thing at most. What is in a closed receptacle is not seen, and cannot be taken; only what is
+held can be examined. Names are listed in their alphabetical order, since a task keeps no other one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from headrace.envs.worlds.furniture import CAN, FITS, HUT_THINGS, KNIVES, OPENABLE, STATIONS
 
 NOTHING_HAPPENS = "Nothing happens."
+_IN_THE_MIDDLE = "You are in the middle of a room. Looking quickly around you, you see "
 MARKS = {"clean": "clean", "heat": "hot", "cool": "cool"}
 """Action to what it makes of a thing."""
 _OPPOSITES = {"hot": "cool", "cool": "hot"}
@@ -90,7 +91,6 @@ class House:
             yield from self._list_for_held(held, at)
 
     def _list_for_seen(self, thing: str, at: str, held: str) -> Iterator[str]:
-        yield f"examine {thing}"
         if kind_of(thing) in CAN["use"]:
             yield f"use {thing}"
         elif not held:
@@ -111,7 +111,7 @@ class House:
             return NOTHING_HAPPENS
         verb, *words = command.split()
         if not words:
-            return {"look": self.look(), "inventory": self._tell_held(), "help": HELP}[verb]
+            return {"look": self._look(), "inventory": self._tell_held(), "help": HELP}[verb]
         name = " ".join(words[-2:])
         if verb == "examine":
             return self._examine_place(name) if name in self.receptacles else self._examine_thing(name)
@@ -143,13 +143,13 @@ class House:
         self._mark(thing, MARKS[verb])
         return f"You {verb} the {thing} using the {other}."
 
-    def look(self) -> str:
-        """Return what is read where the agent stands."""
-        if self.at:
-            return f"You are facing the {self.at}. Next to it, you see nothing."
-        return (
-            f"You are in the middle of a room. Looking quickly around you, you see {_join(sorted(self.receptacles))}."
-        )
+    def enter(self) -> str:
+        """Return what is read first."""
+        return f"{_IN_THE_MIDDLE}{_join(sorted(self.receptacles))}."
+
+    def _look(self) -> str:
+        """Return what is read where the agent stands: later, ALFWorld does not tell the receptacles again."""
+        return f"You are facing the {self.at}. Next to it, you see nothing." if self.at else f"{_IN_THE_MIDDLE}nothing."
 
     def _tell_held(self) -> str:
         return f"You are carrying: a {self.held}." if self.held else "You are not carrying anything."

@@ -112,14 +112,16 @@ class Household:
         state, answers = deepcopy(dict(problem.extra)), list[str]()
         house, is_tiny = House(state), state["tier"] == TINY
         for command in walk(house, searches=is_tiny):
-            answers.append(str(_list_short(house).index(command) + 1) if is_tiny else command)
+            numbers = {one: number for number, one in _number_commands(house).items()} if is_tiny else {}
+            answers.append(numbers.get(command, command))
             house.act(command)
         return answers
 
     def _show(self, house: House, tier: str, seen: str) -> str:
         """Return what is read after a command: in the tier `tiny` only the list of the next ones."""
         if tier == TINY:
-            return " ".join(f"{_shorten(command)}{at}" for at, command in enumerate(_list_short(house), 1))
+            shown = [f"{_shorten(command)}{number}" for number, command in _number_commands(house).items()]
+            return " ".join([*([f"{kind_of(house.at)}:"] if house.at else []), *shown])
         return list_available(seen, house.list_commands()) if self._lists_actions else seen
 
     def _write_example(self, draw: Random, family: str) -> str:
@@ -155,23 +157,34 @@ def read_move(command: str) -> str:
 
 def _open(house: House) -> str:
     """Return what is read first."""
-    return f"{house.look()}\n\nYour task is to: {house.goal['task']}"
+    return f"{house.enter()}\n\nYour task is to: {house.goal['task']}"
 
 
 def _read_command(house: House, tier: str, action: str) -> str:
     """Return the command that an action asks for; in the tier `tiny` perhaps by its number in the list."""
-    numbered = {str(at): command for at, command in enumerate(_list_short(house), 1)} if tier == TINY else {}
+    numbered = _number_commands(house) if tier == TINY else {}
     return numbered.get(action.strip(), read_move(action))
 
 
-def _list_short(house: House) -> list[str]:
-    """Return the commands that the tier `tiny` lists: no more than six."""
-    return [command for command in house.list_commands() if command.split()[0] in ("go", "open", "take", "move")]
+def _number_commands(house: House) -> dict[str, str]:
+    """Return the commands that the tier `tiny` lists, six at most, by number.
+
+    A place or thing has the same number throughout an episode, and `open` has the one after these.
+    """
+    named = [*sorted(house.receptacles), *sorted(house.things)]
+    numbered = {}
+    for command in house.list_commands():
+        verb, *words = command.split()
+        if verb == "open":
+            numbered[str(len(named) + 1)] = command
+        elif verb in ("go", "take", "move"):
+            numbered[str(named.index(" ".join(words[1:] if verb == "go" else words[:2])) + 1)] = command
+    return numbered
 
 
 def _shorten(command: str) -> str:
-    """Return a command of the tier `tiny` as it is listed: `take cup` of `take cup 1 from bed 1`."""
+    """Return a command as the tier `tiny` lists it: `bed` of `go to bed 1`, `take cup` of `take cup 1 from bed 1`."""
     verb, *words = command.split()
     if verb == "go":
-        return f"go {kind_of(' '.join(words[1:]))}"
+        return words[1]
     return "open" if verb == "open" else f"{'put' if verb == 'move' else verb} {words[0]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from random import Random
 from typing import Any
@@ -37,8 +38,7 @@ def kitchen(family: str = "heat", thing: str = "mug", place: str = "cabinet") ->
 
 
 TRANSCRIPT = """
-look > You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a countertop 1, a fridge 1, a \
-microwave 1, and a sinkbasin 1.
+look > You are in the middle of a room. Looking quickly around you, you see nothing.
 inventory > You are not carrying anything.
 take mug 1 from countertop 1 > Nothing happens.
 go to fridge 1 > You arrive at fridge 1. The fridge 1 is closed.
@@ -51,9 +51,12 @@ look > You are facing the countertop 1. Next to it, you see nothing.
 take knife 1 from countertop 1 > You pick up the knife 1 from the countertop 1.
 inventory > You are carrying: a knife 1.
 slice apple 1 with knife 1 > You sliced the apple 1 with the knife 1.
-examine apple 1 > This is a sliced apple 1.
-take mug 1 from countertop 1 > Nothing happens.
+examine apple 1 > Nothing happens.
+take apple 1 from countertop 1 > Nothing happens.
 move knife 1 to countertop 1 > You move the knife 1 to the countertop 1.
+take apple 1 from countertop 1 > You pick up the apple 1 from the countertop 1.
+examine apple 1 > This is a sliced apple 1.
+move apple 1 to countertop 1 > You move the apple 1 to the countertop 1.
 take mug 1 from countertop 1 > You pick up the mug 1 from the countertop 1.
 examine mug 1 > There's nothing special about mug 1.
 heat mug 1 with microwave 1 > Nothing happens.
@@ -72,6 +75,7 @@ fly to the moon > Nothing happens."""
 
 def test_every_command_says_what_alfworld_says() -> None:
     house = kitchen()
+    assert house.enter().endswith("you see a cabinet 1, a countertop 1, a fridge 1, a microwave 1, and a sinkbasin 1.")
     for line in TRANSCRIPT.strip().splitlines():
         command, _, told = line.partition(" > ")
         assert house.act(command) == told
@@ -130,14 +134,14 @@ def test_no_house_is_in_two_splits_and_held_out_ones_are_the_same_for_every_seed
 
 def test_the_tiny_tier_lists_six_commands_at_most_and_takes_their_numbers() -> None:
     world = Household(1, tiers=["tiny"])
-    assert as_task(world.problem("train", 0)).text == "wax to jar\ngo jar1 go sofa2 go tub3\n"
+    assert as_task(world.problem("train", 0)).text == "wax to jar\njar1 sofa2 tub3\n"
     for index in range(200):
         problem = as_task(world.problem("train", index))
         length, shown = len(problem.text), problem.text
         for answer in world.solve(problem):
             assert f"{answer} " in shown.replace("\n", " ") + " "
             shown = world.act(problem, answer).observation
-            assert not {"7", "8", "9"} & set(shown)
+            assert 1 < len(re.findall(r"[1-7]", shown)) <= 6
             length += len(answer) + len(shown) + 2
         assert length < 240, "an episode fits into a context of 256 characters"
 
