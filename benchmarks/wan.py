@@ -1,7 +1,9 @@
 """A region 300 ms away: bytes over the link, lag of its weights, its share of the training, and cuts of three lengths.
 
-One run of `examples/two-regions.toml` with a worker at home and one in the region, whose Kafka and store are in a
-network namespace of their own. It takes its cuts and about five minutes, and writes its figures as JSON with --json.
+One run with a worker at home and one in the region, whose Kafka and store are in a network namespace of their own. The
+engine without a model plays, so that two cores carry it: each worker could play four groups a second, a version takes
+16 groups and keeps the trainer busy for 5 s. Weights and their deltas are real. It takes its cuts and about five minutes,
+and writes its figures as JSON with --json.
 """
 
 from __future__ import annotations
@@ -27,14 +29,28 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.autoscale import SLOW_LOSS
 from benchmarks.far_machine import FarMachine
 from benchmarks.shaped_link import Shape, ShapedLink
 from headrace.consumers.relay.relay import read_home_offset
 from headrace.infra.kafka.clients import Connection
 from headrace.infra.kafka.topic_reader import read_all
 
-RECIPE = Path(__file__).parents[1] / "examples" / "two-regions.toml"
-RUN, REGION, WEIGHTS = "two-regions", "west", "two-regions.weights.solver"
+RUN, REGION, WEIGHTS = "wan", "west", "wan.weights.solver"
+STEP_S, BATCH, GROUP = 5.0, 16, 8
+RECIPE = f"""
+extends = "efficient-data/scripted"
+name = "{RUN}"
+policies.solver.model = {{ hidden_size = 64, intermediate_size = 128, num_hidden_layers = 2, num_attention_heads = 4 }}
+workflows.sums.env = {{ use = "scripted", levels = [0], tasks = 256 }}
+rollout.engine = {{ use = "scripted", rate = 0, difficulties = [0], tokens = [20], seconds_per_token = 0.0125 }}
+rollout.concurrency = {GROUP}
+trainer = {{ steps = 100000, groups_per_batch = {BATCH}, max_staleness = 2, loss = "slow_loss:slow" }}
+feed.solved_share = 1
+evaluate.every = 0
+kafka.partitions = 4
+regions.{REGION} = {{}}
+"""
 CUTS_S = (10.0, 120.0, 600.0)
 PATIENCE_S = 300.0
 LOOK_EVERY_S = 0.2
@@ -77,10 +93,13 @@ class Healed:
 class WatchedRun:
     """A run of `headrace up`, watched from outside while it goes on."""
 
-    def __init__(self, data: Path, far: FarMachine, sets: Sequence[str]) -> None:
+    def __init__(self, data: Path, far: FarMachine) -> None:
         self._data, self._far = data, far
-        words = ["up", str(RECIPE), "--plain", "--data", str(data)]
-        words += [word for one in (*sets, *far.list_settings(REGION)) for word in ("--set", one)]
+        recipe = data.parent / "wan.toml"
+        recipe.write_text(RECIPE)
+        (data.parent / "slow_loss.py").write_text(SLOW_LOSS.format(seconds=STEP_S / BATCH / GROUP))
+        words = ["up", str(recipe), "--plain", "--data", str(data)]
+        words += [word for one in far.list_settings(REGION) for word in ("--set", one)]
         with (data.parent / "up.txt").open("wb") as output:
             self.up = subprocess.Popen(
                 [sys.executable, "-m", "headrace", *words], stdout=output, stderr=output, env={**os.environ, **far.keys}
@@ -182,9 +201,8 @@ def measure_cut(run: WatchedRun, link: ShapedLink, cut_s: float) -> Healed:
 
 def measure(shape: Shape, cuts_s: Sequence[float], steady_s: float, folder: Path) -> tuple[Steady, list[Healed], bool]:
     """Make one run; return its figures, and whether its audit closes."""
-    sets = ("trainer.steps=20000", "trainer.max_staleness=2", "evaluate.every=0")
     with ShapedLink(shape) as link, FarMachine(folder / "far", link) as far:
-        run = WatchedRun(folder / "data", far, sets)
+        run = WatchedRun(folder / "data", far)
         try:
             run.wait(lambda: run.find_version() >= 1, "the first versions")
             far.start_worker(RUN, REGION, "sums", "west-0")
@@ -231,7 +249,7 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=100.0, help="bandwidth of the link in Mbit/s")
     parser.add_argument("--loss", type=float, default=0.001, help="share of chunks that are lost and sent again")
     parser.add_argument("--cuts", type=float, nargs="*", default=CUTS_S, help="lengths of the cuts in seconds")
-    parser.add_argument("--steady", type=float, default=60.0, help="seconds without a cut")
+    parser.add_argument("--steady", type=float, default=120.0, help="seconds without a cut")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     shape = Shape(options.round_trip, options.mbit * 1e6 / 8, options.loss)
