@@ -2,8 +2,8 @@
 
 One run with a worker at home and one in the region, whose Kafka and store are in a network namespace of their own. The
 engine without a model plays, so that two cores carry it: each worker could play four groups a second, a version takes
-16 groups and keeps the trainer busy for 5 s. Weights and their deltas are real. It takes its cuts and about five minutes,
-and writes its figures as JSON with --json.
+16 groups and keeps the trainer busy for 5 s. Weights and their deltas are real. It takes its cuts and about five
+minutes, and writes its figures as JSON with --json.
 """
 
 from __future__ import annotations
