@@ -41,6 +41,8 @@ AUTO = "auto"
 SIDES = (AUTO, "2", "4", "8")
 GOAL, WALL_WITHIN = 0.87, 0.03
 STEP_S, BATCH, GROUP = 2.0, 8, 8
+CALLS = 2
+"""Of a loss in a step: for the totals of the minibatch, and for the gradient."""
 MOST, FIRST = 8, 2
 """Most workers, and those that the autoscaler finds."""
 PHASES = ("light", "heavy", "light")
@@ -123,7 +125,7 @@ def write_recipe(folder: Path, versions: int, workers: int) -> Path:
         most=MOST,
         workers=workers,
     )
-    (folder / "slow_loss.py").write_text(SLOW_LOSS.format(seconds=STEP_S / BATCH / GROUP))
+    (folder / "slow_loss.py").write_text(SLOW_LOSS.format(seconds=STEP_S / BATCH / GROUP / CALLS))
     recipe = folder / "autoscale.toml"
     recipe.write_text(text)
     return recipe

@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.autoscale import SLOW_LOSS
+from benchmarks.autoscale import CALLS, SLOW_LOSS
 from benchmarks.far_machine import FarMachine
 from benchmarks.shaped_link import Shape, ShapedLink
 from headrace.consumers.relay.relay import read_home_offset
@@ -51,6 +51,10 @@ evaluate.every = 0
 kafka.partitions = 4
 regions.{REGION} = {{}}
 """
+TRAINED = (
+    "trained t JOIN outcome c ON c.variant = t.variant AND c.stream = t.stream AND c.number = t.number AND c.use = t.use "
+    "AND c.decides AND c.verdict = 'kept'"
+)
 CUTS_S = (10.0, 120.0, 600.0)
 PATIENCE_S = 300.0
 LOOK_EVERY_S = 0.2
@@ -97,7 +101,7 @@ class WatchedRun:
         self._data, self._far = data, far
         recipe = data.parent / "wan.toml"
         recipe.write_text(RECIPE)
-        (data.parent / "slow_loss.py").write_text(SLOW_LOSS.format(seconds=STEP_S / BATCH / GROUP))
+        (data.parent / "slow_loss.py").write_text(SLOW_LOSS.format(seconds=STEP_S / BATCH / GROUP / CALLS))
         words = ["up", str(recipe), "--plain", "--data", str(data)]
         words += [word for one in far.list_settings(REGION) for word in ("--set", one)]
         with (data.parent / "up.txt").open("wb") as output:
@@ -136,8 +140,7 @@ class WatchedRun:
     def count_from_region(self, since_version: int = -1) -> int:
         """Return how many groups of the region were trained whose tokens are all of a version or newer."""
         [(count,)] = self.query(
-            "SELECT count(*) FROM trained t JOIN curated c ON c.variant = t.variant AND c.stream = t.stream AND "
-            "c.number = t.number AND c.use = t.use WHERE t.stream = ? AND c.min_version >= ?",
+            f"SELECT count(*) FROM {TRAINED} WHERE t.stream = ? AND c.min_version >= ?",
             f"sums.{REGION}",
             since_version,
         )
@@ -164,8 +167,7 @@ def measure_steady(run: WatchedRun, link: ShapedLink, far: FarMachine, seconds: 
         port: sum(n for (at, _), n in carried.items() if at == port) for port in (far.kafka_port, far.store_port)
     }
     rows = run.query(
-        "SELECT t.stream, count(*), avg(t.version - 1 - c.min_version) FROM trained t JOIN curated c ON "
-        "c.variant = t.variant AND c.stream = t.stream AND c.number = t.number AND c.use = t.use "
+        f"SELECT t.stream, count(*), avg(t.version - 1 - c.min_version) FROM {TRAINED} "
         "WHERE t.version > ? AND t.version <= ? GROUP BY 1",
         first,
         last,
