@@ -52,8 +52,8 @@ kafka.partitions = 4
 regions.{REGION} = {{}}
 """
 TRAINED = (
-    "trained t JOIN outcome c ON c.variant = t.variant AND c.stream = t.stream AND c.number = t.number AND c.use = t.use "
-    "AND c.decides AND c.verdict = 'kept'"
+    "trained t JOIN outcome c ON c.variant = t.variant AND c.stream = t.stream AND c.number = t.number "
+    "AND c.use = t.use AND c.decides AND c.verdict = 'kept'"
 )
 CUTS_S = (10.0, 120.0, 600.0)
 PATIENCE_S = 300.0
@@ -140,7 +140,7 @@ class WatchedRun:
     def count_from_region(self, since_version: int = -1) -> int:
         """Return how many groups of the region were trained whose tokens are all of a version or newer."""
         [(count,)] = self.query(
-            f"SELECT count(*) FROM {TRAINED} WHERE t.stream = ? AND c.min_version >= ?",
+            f"SELECT count(*) FROM {TRAINED} WHERE t.stream = ? AND c.min_version >= ?",  # noqa: S608 - of constants
             f"sums.{REGION}",
             since_version,
         )
@@ -167,7 +167,7 @@ def measure_steady(run: WatchedRun, link: ShapedLink, far: FarMachine, seconds: 
         port: sum(n for (at, _), n in carried.items() if at == port) for port in (far.kafka_port, far.store_port)
     }
     rows = run.query(
-        f"SELECT t.stream, count(*), avg(t.version - 1 - c.min_version) FROM {TRAINED} "
+        f"SELECT t.stream, count(*), avg(t.version - 1 - c.min_version) FROM {TRAINED} "  # noqa: S608 - of constants
         "WHERE t.version > ? AND t.version <= ? GROUP BY 1",
         first,
         last,
