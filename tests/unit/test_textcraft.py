@@ -144,7 +144,7 @@ class Crafter(Solver):
 
     def answer(self, asked: Sequence[str]) -> str:
         """Return the answer of an agent after what it has read."""
-        task = asked[0].removeprefix("make ").strip()
+        task = asked[0].partition("make ")[2].strip()
         if self.lazy and self.lazy in asked[0]:
             return "done"
         own = self.problem if task == self.problem.answer else self.world.sub_problem(self.problem, task)
