@@ -132,6 +132,9 @@ def test_worked_solutions_are_played_in_one_inventory_and_taught_agent_by_agent(
     assert [turn.answer.partition(" ")[0] for turn in played.turns] == ["@get_info", "@spawn", "@craft", "done"]
     examples = [SolutionExamples(solved, "short").example(index) for index in range(40)]
     assert len({(len(one.prompt), one.completion.partition(" ")[0]) for one in examples}) == 6
+    read = {message["content"] for one in examples for message in one.prompt[2::2]}  # type: ignore[index]
+    assert "= ok\n" in read
+    assert "= no\n" not in read
 
 
 class Crafter(Solver):
