@@ -207,6 +207,7 @@ class SolutionExamples:
         """Return the messages of turns."""
         messages: list[Message] = []
         with self._solved.isolated.open_episode() as env:
+            share_extra(env, problem)
             for answer in answers:
                 calls = parse_short_calls(answer, self._tools)
                 outcomes = await self._solved.answer(calls, env, problem, [])

@@ -44,7 +44,7 @@ class Game:
             try:
                 self._engine.load(str(path))
                 self._state = self._engine.reset()
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # its translator of PDDL exits
                 raise UsageError(f"{path} cannot be played by ALFWorld's engine: {error}") from error
 
     @property

@@ -145,8 +145,8 @@ class TextCraft:
 
     def _ask(self, state: Mapping[str, Any], task: str) -> str:
         """Return the prompt of an agent."""
-        if state["is_tiny"]:
-            return f"make {task}\n"
+        if state["is_tiny"]:  # with the inventory, so that prompts differ: a warm start teaches equal ones once
+            return f"{write_bag(state['inventory'])}\nmake {task}\n"
         return f"{RULES}{SPAWN_RULES if self._spawns else ''}\n\nCraft {task}."
 
 

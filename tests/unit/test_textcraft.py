@@ -132,6 +132,9 @@ def test_worked_solutions_are_played_in_one_inventory_and_taught_agent_by_agent(
     assert [turn.answer.partition(" ")[0] for turn in played.turns] == ["@get_info", "@spawn", "@craft", "done"]
     examples = [SolutionExamples(solved, "short").example(index) for index in range(40)]
     assert len({(len(one.prompt), one.completion.partition(" ")[0]) for one in examples}) == 6
+    read = {message["content"] for one in examples for message in one.prompt[2::2]}  # type: ignore[index]
+    assert "= ok\n" in read
+    assert "= no\n" not in read
 
 
 class Crafter(Solver):
@@ -144,7 +147,7 @@ class Crafter(Solver):
 
     def answer(self, asked: Sequence[str]) -> str:
         """Return the answer of an agent after what it has read."""
-        task = asked[0].removeprefix("make ").strip()
+        task = asked[0].partition("make ")[2].strip()
         if self.lazy and self.lazy in asked[0]:
             return "done"
         own = self.problem if task == self.problem.answer else self.world.sub_problem(self.problem, task)
