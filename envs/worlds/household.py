@@ -16,6 +16,7 @@ from typing import Any
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.split_shares import is_of_split
 from headrace.envs.worlds.contract import Step
+from headrace.envs.worlds.drawn import DrawnByTier, check_choice
 from headrace.envs.worlds.floor_plans import FAMILIES, TIERS, draw_house
 from headrace.envs.worlds.house import House, kind_of
 from headrace.envs.worlds.walkthrough import walk
@@ -32,7 +33,7 @@ OVER = "The task is over."
 _OLDER_MOVE = re.compile(r"^put (.+) (?:in|on|in/on) (.+)$")
 
 
-class Household:
+class Household(DrawnByTier):
     """Problems without end.
 
     Args:
@@ -46,6 +47,8 @@ class Household:
     """
 
     name = "alfworld"
+    all_tiers = TIERS
+    stream = "household"
 
     def __init__(
         self,
@@ -55,27 +58,14 @@ class Household:
         shows_example: bool = True,
         lists_actions: bool = True,
     ) -> None:
-        for what, given, known in (("tiers", tiers, TIERS), ("families", families, FAMILIES)):
-            if isinstance(given, str) or not given or not set(given) <= set(known):
-                raise ValueError(f"{what} must be a list of {', '.join(known)}; got {given!r}")
-        self._seed, self._tiers, self._families = seed, tuple(tiers), tuple(families)
+        super().__init__(seed, tiers)
+        check_choice("families", families, FAMILIES)
+        self._families = tuple(families)
         self._shows_example, self._lists_actions = shows_example, lists_actions
-
-    def tiers(self) -> tuple[str, ...]:
-        """See `HasTiers`."""
-        return TIERS
-
-    def asked(self) -> tuple[str, ...]:
-        """See `HasTiers`."""
-        return tuple(tier for tier in TIERS if tier in self._tiers)
-
-    def size(self, split: Split) -> int | None:  # noqa: ARG002 - the protocol's
-        """Return None: the problems do not end."""
-        return None
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return a problem: a house in its first state, with the task and what is seen first as the prompt."""
-        draw = Random(f"household {split} {0 if split == 'held_out' else self._seed} {index}")  # noqa: S311
+        task_id, draw = self.begin_draw(split, index)
         while True:
             tier, family = draw.choice(self._tiers), draw.choice(self._families)
             state = draw_house(draw, tier, family)
@@ -88,7 +78,6 @@ class Household:
         else:
             shown = self._write_example(draw, family) if self._shows_example else ""
             prompt = f"{RULES}\n\n{shown}{self._show(house, tier, _open(house))}"
-        task_id = f"{split}:{0 if split == 'held_out' else self._seed}:{index}"
         return Problem(task_id, prompt, tier=tier, extra=state)
 
     def score(self, problem: Problem, text: str) -> Score:  # noqa: ARG002

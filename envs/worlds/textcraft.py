@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from random import Random
 from typing import Any
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.split_shares import is_of_split
 from headrace.envs.thoughts import read_answer
 from headrace.envs.worlds.crafting import craft, find_bag, measure_depth, parse_bag, plan_crafts, write_bag
+from headrace.envs.worlds.drawn import DrawnByTier
 from headrace.envs.worlds.recipe_graph import TIERS, TINY, draw_recipes
 
 DONE, OK = "done", "ok"
@@ -31,7 +31,7 @@ _CRAFTING = threading.Lock()
 """Agents of an episode craft at the same time. It is no attribute, so that the environment can be copied."""
 
 
-class TextCraft:
+class TextCraft(DrawnByTier):
     """Problems without end.
 
     Args:
@@ -42,32 +42,19 @@ class TextCraft:
     Raises ValueError for an unknown tier.
     """
 
-    name = "textcraft"
+    name = stream = "textcraft"
+    all_tiers = TIERS
     shares_extra = True
     """All agents of an episode share `problem.extra`, and so the inventory."""
 
     def __init__(self, seed: int, tiers: Sequence[str] = ("depth2", "depth3"), spawns: bool = True) -> None:
-        if isinstance(tiers, str) or not tiers or not set(tiers) <= set(TIERS):
-            raise ValueError(f"tiers must be a list of {', '.join(TIERS)}; got {tiers!r}")
-        self._seed, self._tiers, self._spawns = seed, tuple(tiers), spawns
+        super().__init__(seed, tiers)
+        self._spawns = spawns
         self.tools = (self.get_info, self.view_inventory, self.craft)
-
-    def tiers(self) -> tuple[str, ...]:
-        """See `HasTiers`."""
-        return TIERS
-
-    def asked(self) -> tuple[str, ...]:
-        """See `HasTiers`."""
-        return tuple(tier for tier in TIERS if tier in self._tiers)
-
-    def size(self, split: Split) -> int | None:  # noqa: ARG002 - the protocol's
-        """Return None: the problems do not end."""
-        return None
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return a problem with recipes of its own; its `answer` is what must be in the inventory at last."""
-        seed = 0 if split == "held_out" else self._seed
-        draw = Random(f"textcraft {split} {seed} {index}")  # noqa: S311
+        task_id, draw = self.begin_draw(split, index)
         while True:
             tier = draw.choice(self._tiers)
             state, item, number = draw_recipes(draw, tier)
@@ -75,7 +62,7 @@ class TextCraft:
                 break
         state["is_tiny"] = tier in TINY
         target = write_bag({item: number})
-        return Problem(f"{split}:{seed}:{index}", self._ask(state, target), target, tier, state)
+        return Problem(task_id, self._ask(state, target), target, tier, state)
 
     def sub_problem(self, problem: Problem, task: str) -> Problem:
         """Return the problem of a sub-agent: its targets are the numbers of items that the task names."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from random import Random
 from typing import Any
 
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.split_shares import is_of_split
 from headrace.envs.worlds.contract import Step
+from headrace.envs.worlds.drawn import DrawnByTier
 from headrace.envs.worlds.shop import (
     ITEM,
     LONG,
@@ -39,7 +39,7 @@ ACTION: search[soft red hat]"""
 NO_ACTION, OVER = "This is no action.", "You have left the shop."
 
 
-class Webshop:
+class Webshop(DrawnByTier):
     """Problems without end.
 
     Args:
@@ -50,26 +50,14 @@ class Webshop:
     Raises ValueError for settings out of their range.
     """
 
-    name = "webshop"
+    name = stream = "webshop"
+    all_tiers = TIERS
 
     def __init__(self, seed: int, tiers: Sequence[str] = (SHOP,), products: int = 1000) -> None:
-        if isinstance(tiers, str) or not tiers or not set(tiers) <= set(TIERS):
-            raise ValueError(f"tiers must be a list of {', '.join(TIERS)}; got {tiers!r}")
+        super().__init__(seed, tiers)
         if not isinstance(products, int) or not 1 <= products <= MOST_PRODUCTS:
             raise ValueError(f"products must be a whole number from 1 to {MOST_PRODUCTS}; got {products!r}")
-        self._seed, self._tiers, self._products = seed, tuple(tiers), products
-
-    def tiers(self) -> tuple[str, ...]:
-        """See `HasTiers`."""
-        return TIERS
-
-    def asked(self) -> tuple[str, ...]:
-        """See `HasTiers`."""
-        return tuple(tier for tier in TIERS if tier in self._tiers)
-
-    def size(self, split: Split) -> int | None:  # noqa: ARG002 - the protocol's
-        """Return None: the problems do not end."""
-        return None
+        self._products = products
 
     def prepare_scoring(self) -> None:
         """Index the catalogues, before the time of the first step begins."""
@@ -89,8 +77,7 @@ class Webshop:
 
     def problem(self, split: Split, index: int) -> Problem:
         """Return a problem: a goal, with the first page as the prompt."""
-        seed = 0 if split == "held_out" else self._seed
-        draw = Random(f"webshop {split} {seed} {index}")  # noqa: S311
+        task_id, draw = self.begin_draw(split, index)
         while True:
             tier = draw.choice(self._tiers)
             shop = self._find_shop(tier)
@@ -99,7 +86,7 @@ class Webshop:
                 break
         state = {**begin_visit(), "goal": write_goal(goal), "tier": tier, "is_over": False}
         prompt = f"{goal.text}\n" if tier == TINY else f"{RULES}\n\n{shop.show(state, goal)}"
-        return Problem(f"{split}:{seed}:{index}", prompt, tier=tier, extra=state)
+        return Problem(task_id, prompt, tier=tier, extra=state)
 
     def score(self, problem: Problem, text: str) -> Score:  # noqa: ARG002
         """Raise UsageError: a text cannot be scored."""
