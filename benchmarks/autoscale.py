@@ -16,10 +16,8 @@ import argparse
 import json
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,10 +31,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import started
 from headrace.schemas import codec
 from headrace.schemas.records import ScalingDecision
 
-HEADRACE = (sys.executable, "-P", "-m", "headrace")
 AUTO = "auto"
 SIDES = (AUTO, "2", "4", "8")
 GOAL, WALL_WITHIN = 0.87, 0.03
@@ -148,19 +146,6 @@ def measure(side: str, minutes: float, folder: Path) -> Measured:
     if up.returncode:
         raise RunFailed(f"the run of side {side} ended with exit code {up.returncode}: see {folder / 'up.txt'}")
     return evaluate(side, samples, data / "ledger.sqlite", versions)
-
-
-@contextmanager
-def started(output: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command beside the block; it is ended with the block."""
-    with output.open("wb") as file:
-        process = subprocess.Popen([*HEADRACE, *words], stdout=file, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        process.wait(60)
 
 
 @contextmanager

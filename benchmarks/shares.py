@@ -13,13 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +24,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import HEADRACE, started
 from headrace.infra.embedded.data_folder import DataFolder
 
-HEADRACE = (sys.executable, "-P", "-m", "headrace")
 SPEEDS = {"full": 1.0, "medium": 0.6, "slow": 0.3}
 """Kind of worker to its speed."""
 GOAL = 0.1
@@ -38,7 +35,6 @@ TOKEN_S = 0.05
 """Seconds per token at full speed: an answer takes two seconds."""
 START_WITHIN_S = 180.0
 LOOK_EVERY_S = 0.5
-STOP_S = 30.0
 
 RECIPE = """\
 extends = "efficient-data/scripted"
@@ -98,20 +94,6 @@ def write_recipe(folder: Path) -> Path:
     path = folder / "shares.toml"
     path.write_text("\n".join([RECIPE, *kinds]))
     return path
-
-
-@contextmanager
-def started(*words: str, log: Path) -> Iterator[None]:
-    """Run a command of Headrace until the block is left."""
-    with log.open("wb") as out, subprocess.Popen([*HEADRACE, *words], stdout=out, stderr=out) as process:
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 def read_status(address: str) -> Mapping[str, Any] | None:
@@ -174,11 +156,11 @@ def compare(before: Mapping[str, int], after: Mapping[str, int]) -> list[Share]:
 def measure(folder: Path, minutes: float, warm_up_s: float) -> dict[str, Any]:
     """Run it; return the figures."""
     data, recipe = folder / "run", write_recipe(folder)
-    with started("up", str(recipe), "--plain", "--data", str(data), log=folder / "up.log"):
+    with started(folder / "up.log", "up", str(recipe), "--plain", "--data", str(data)):
         address = find_address(data)
         rollout = ("rollout", "--run", address)
         full, medium, slow = (
-            started(*rollout, "--kind", kind, "--name", kind, log=folder / f"{kind}.log") for kind in SPEEDS
+            started(folder / f"{kind}.log", *rollout, "--kind", kind, "--name", kind) for kind in SPEEDS
         )
         with full, medium, slow:
             wait_for_groups(address)

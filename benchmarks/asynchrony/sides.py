@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.commands import end
 from headrace.infra.process.child_process import build_child_environment
 from headrace.infra.process.log_lines import read_last_lines
 from headrace.infra.recipe.recipe_file import load_recipe
@@ -22,7 +22,6 @@ from headrace.ops.figures.summary import AUDIT_OPEN, NO_VERDICT
 
 HEADRACE, BARRIER, ONE_OFF = "headrace", "barrier", "one-step-off"
 ROOT = Path(__file__).parents[2]
-STOP_S = 60.0
 LAST_LINES = 8
 NO_LOG = "no log"
 """In place of the audit's verdict on a side without one."""
@@ -138,19 +137,9 @@ def _run(command: Sequence[str], out: Path, limit_s: float) -> None:
         except subprocess.TimeoutExpired:
             raise RunFailed(f"the run took longer than {limit_s:g} s: {_end_of(out)}") from None
         finally:
-            _end(process)
+            end(process)
     if code not in (0, AUDIT_OPEN, NO_VERDICT):
         raise RunFailed(f"the run ended with exit code {code}: {_end_of(out)}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 def _end_of(out: Path) -> str:
