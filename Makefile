@@ -8,8 +8,8 @@ TORCH_BACKEND ?=
 DEMO_DATA ?= .headrace/demo-$(shell date +%Y%m%d-%H%M%S)
 
 BIN := .venv/bin
-STAMP := .venv/installed
 EXTRAS ?=
+STAMP := .venv/installed$(if $(EXTRAS),-$(EXTRAS))
 COUNT ?= 1000000
 NAMED_IN := integration e2e faults fuzz conformance model containers engines sandbox worlds
 TESTS := $(BIN)/python tests/subjects.py
@@ -80,4 +80,4 @@ distclean: clean ## remove .venv too
 
 $(STAMP): pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" TORCH_BACKEND="$(TORCH_BACKEND)" EXTRAS="$(EXTRAS)" ./.ci/install
-	@touch $(STAMP)
+	@touch .venv/installed $(STAMP)

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NoReturn
 from headrace.infra.log import configure_logging, warn_in_sentences
 from headrace.infra.own_frames import locate_thread, locate_wait
 from headrace.infra.process.carried_errors import pack_error
-from headrace.infra.process.child_process import die_with_parent
+from headrace.infra.process.child_process import die_first, die_with_parent
 
 EXIT = os._exit
 LENGTH = struct.Struct("<Q")
@@ -175,6 +175,7 @@ def main() -> None:
     """Serve the channel of the first number; crashes and SIGUSR1 write stacks to the file of the second."""
     channel, stacks = map(int, sys.argv[1:])
     die_with_parent()  # also while no thread can see that the channel is closed
+    die_first()
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
     child = Child(socket.socket(fileno=channel))

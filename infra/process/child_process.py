@@ -23,6 +23,8 @@ PYTHON = (sys.executable, "-P")
 """Python with -P: files in the working directory do not hide Python's own modules or installed ones."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
+DIES_FIRST = "500"
+"""Counts, when the kernel looks for what to kill, as if half of all memory more were in use (proc(5), oom_score_adj)."""
 
 # Runs before the program in its own process. Unlike a preexec_fn it is safe (that may deadlock in a process with
 # threads). The signal survives exec.
@@ -40,6 +42,12 @@ def die_with_parent() -> None:
     """Let the kernel kill this process when its parent dies (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def die_first() -> None:
+    """Let the kernel kill this process before others when memory runs out (Linux only): it may hold what leaks."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(DIES_FIRST)
 
 
 class ChildProcess(Protocol):

@@ -23,6 +23,7 @@ from headrace.infra.own_frames import describe_with_location
 from headrace.infra.process.carried_errors import pack_error, unpack_error
 from headrace.infra.process.child_handle import Call, ChildDied, Overdue
 from headrace.infra.process.child_pool import ChildPool, Session
+from headrace.infra.process.child_process import DIES_FIRST
 from headrace.infra.unreachable import is_unreachable
 
 LIMIT_S = 0.3
@@ -263,3 +264,14 @@ def test_a_child_ends_with_its_parent_also_while_it_is_frozen() -> None:
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
+
+
+def read_oom_score(_own: Own, _kept: object) -> int:
+    return int(Path("/proc/self/oom_score_adj").read_text())
+
+
+def test_a_child_dies_before_others_when_memory_runs_out() -> None:
+    async def step(session: Session) -> int:
+        return await session.call(call(read_oom_score))
+
+    assert run(step)[0] >= int(DIES_FIRST)

@@ -73,6 +73,17 @@ def test_our_client_plays_an_environment_with_tools(plain: Tokenizer) -> None:
     assert (wrong.reward, wrong.parts["bad_calls"]) == (0, 1)
 
 
+@pytest.mark.parametrize("name", ["alfworld", "webshop", "textcraft"])
+def test_the_worked_solutions_of_shipped_worlds_earn_all_over_the_wire(plain: Tokenizer, name: str) -> None:
+    settings = {"tiers": ["depth2"], "spawns": False} if name == "textcraft" else {}
+    env: Any = load_environment(name, 1, settings)
+    *actions, last = env.solve(env.problem("held_out", 2))
+    answers = [*actions, f"@answer {last}" if name == "textcraft" else last]
+    with serving(env) as url:
+        played = act(url, plain, *answers, index=2, split="held_out")
+    assert (played.reward, played.parts["turns"], played.parts["done"]) == (pytest.approx(1), len(answers), 1)
+
+
 def test_our_client_plays_an_environment_of_single_answers(plain: Tokenizer) -> None:
     problem = (env := Arithmetic(1)).problem("train", 5)
     with serving(env) as url:
