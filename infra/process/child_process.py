@@ -24,7 +24,7 @@ PYTHON = (sys.executable, "-P")
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 DIES_FIRST = "500"
-"""Counts, when the kernel looks for what to kill, as if half of all memory more were in use (proc(5), oom_score_adj)."""
+"""Linux, when it looks for what to kill, counts half of all memory on top (proc(5), oom_score_adj)."""
 
 # Runs before the program in its own process. Unlike a preexec_fn it is safe (that may deadlock in a process with
 # threads). The signal survives exec.
