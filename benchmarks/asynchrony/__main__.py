@@ -3,13 +3,13 @@
 The sides are Headrace, a synchronous loop with a version barrier (barrier_loop.py says why it is a fair opponent), and
 the same loop one step off. workloads.py has the latencies, which were fixed beforehand.
 
-headline: versions per second in the steady state, over those of the barrier, with two policies whose time is latency,
-and with long-tailed conversations of many turns. grid: the same for three spreads of lengths and three values of
-`max_staleness`. learning: held-out reward per sample of real policies (recipe math-multi-agent), on all three sides.
+headline: versions per second in the steady state, over those of the two loops, with two policies whose time is latency,
+and with long-tailed conversations of many turns. grid: those over the barrier's, for three spreads of lengths and three
+values of `max_staleness`. learning: held-out reward per sample of real policies (recipe math-multi-agent) on all sides.
 
-Every run is a cell; the results of cells are kept in `--folder`, so the same command goes on where it was stopped. With
-one minute per cell the whole takes less than an hour on two cores. `--smoke` runs small cells of the headline and of
-learning in some two minutes.
+Every run is a cell. Results of cells are kept in `--folder`, so the same command goes on where it was stopped; after a
+change of the code, name another folder. With one minute per cell the whole takes an hour on two cores. `--smoke` runs
+small cells of the headline and of learning in some two minutes.
 """
 
 from __future__ import annotations

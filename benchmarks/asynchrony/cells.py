@@ -14,6 +14,8 @@ from benchmarks.asynchrony.workloads import GRID_STALENESS, HEADLINE, SPREADS, S
 from headrace.infra.atomic_files import write_atomically
 
 PARTS = ("headline", "grid", "learning")
+SIDES = ((HEADRACE, STALENESS), (BARRIER, 0), (ONE_OFF, 1))
+"""With their `max_staleness`."""
 ROUNDS = (1, 2)
 """Seeds of the headline."""
 LEARNING_SEEDS = (1, 2, 3, 4, 5)
@@ -77,7 +79,7 @@ class Plan:
         return found
 
     def _list_headline(self, workload: Workload, seed: int) -> Iterator[Cell]:
-        for side, staleness in ((HEADRACE, STALENESS), (BARRIER, 0)):
+        for side, staleness in SIDES:
             yield Cell("headline", workload.name, side, staleness, seed, self._count_steps(workload, side, staleness))
 
     def _list_grid_row(self, workload: Workload) -> Iterator[Cell]:
@@ -87,7 +89,7 @@ class Plan:
             yield Cell("grid", workload.name, HEADRACE, staleness, 1, steps)
 
     def _list_learning(self, seed: int) -> Iterator[Cell]:
-        for side, staleness in ((HEADRACE, STALENESS), (BARRIER, 0), (ONE_OFF, 1)):
+        for side, staleness in SIDES:
             yield Cell("learning", "sums", side, staleness, seed, self.steps)
 
     def _count_steps(self, workload: Workload, side: str, staleness: int) -> int:

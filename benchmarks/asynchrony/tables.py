@@ -11,33 +11,33 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from benchmarks.asynchrony.cells import Cell, Results, find_workload
-from benchmarks.asynchrony.sides import BARRIER, CLOSES, HEADRACE, NO_LOG, Result
+from benchmarks.asynchrony.sides import BARRIER, CLOSES, HEADRACE, NO_LOG, ONE_OFF, Result
 from benchmarks.asynchrony.workloads import GOALS
 from headrace.ops.compare.comparison import compute_interval
 
 
-def compute_ratios(cells: Sequence[Cell], results: Results, workload: str, staleness: int, part: str) -> list[float]:
-    """Return versions per second of Headrace over those of the barrier, for each seed that both have."""
-    some = results.select(cells, part=part, workload=workload)
-    barrier = {cell.seed: result.versions_per_s for cell, result in some.items() if cell.side == BARRIER}
-    ours = {cell.seed: one for cell, one in some.items() if (cell.side, cell.staleness) == (HEADRACE, staleness)}
-    return [one.versions_per_s / barrier[seed] for seed, one in ours.items() if seed in barrier]
+def compute_ratios(cells: Sequence[Cell], results: Results, ours: Cell, side: str = BARRIER) -> list[float]:
+    """Return versions per second of a cell over those of a side on its workload, for each seed that both have."""
+    some = results.select(cells, part=ours.part, workload=ours.workload)
+    others = {cell.seed: result.versions_per_s for cell, result in some.items() if cell.side == side}
+    own = {cell.seed: one for cell, one in some.items() if (cell.side, cell.staleness) == (ours.side, ours.staleness)}
+    return [one.versions_per_s / others[seed] for seed, one in own.items() if seed in others]
 
 
 def build_figures(cells: Sequence[Cell], results: Results) -> dict[str, Any]:
     """Return all that the tables and the picture show."""
-    of_headline = list(dict.fromkeys(cell.workload for cell in cells if cell.part == "headline"))
-    of_grid = [cell for cell in cells if cell.part == "grid" and cell.side == HEADRACE]
+    of_headline, of_grid = (
+        [cell for cell in cells if cell.part == part and cell.side == HEADRACE] for part in ("headline", "grid")
+    )
     headline = {
-        name: compute_ratios(cells, results, name, staleness, "headline")
-        for name in of_headline
-        for staleness in {cell.staleness for cell in cells if cell.part == "headline" and cell.side == HEADRACE}
+        cell.workload: {side: compute_ratios(cells, results, cell, side) for side in (BARRIER, ONE_OFF)}
+        for cell in of_headline
     }
     grid = [
         {
             "spread": find_workload(cell.workload).spreads[0],
             "max_staleness": cell.staleness,
-            "ratio": next(iter(compute_ratios(cells, results, cell.workload, cell.staleness, "grid")), None),
+            "ratio": next(iter(compute_ratios(cells, results, cell)), None),
         }
         for cell in of_grid
     ]
@@ -71,14 +71,10 @@ def show(console: Console, cells: Sequence[Cell], results: Results) -> bool:
     """Print the tables; return whether the audit of every run with a log closes."""
     figures = build_figures(cells, results)
     _show_runs(console, results.select(cells))
-    for name, ratios in figures["headline"].items():
-        if ratios:
-            goal = GOALS[name]
-            verdict = "reached" if fmean(ratios) >= goal else "missed"
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            console.print(
-                f"{name}: {fmean(ratios):.2f} times the barrier's versions/s ({spread}); goal {goal}: {verdict}"
-            )
+    for name, by_side in figures["headline"].items():
+        for side, ratios in by_side.items():
+            if ratios:
+                console.print(f"{name}: {_describe_ratios(ratios, side, GOALS[name])}")
     if figures["grid"]:
         _show_grid(console, figures["grid"])
     for side, policies in figures["learning"].items():
@@ -86,6 +82,11 @@ def show(console: Console, cells: Sequence[Cell], results: Results) -> bool:
             first, last = _describe(curve[0]), _describe(curve[-1])
             console.print(f"{side}, {policy}: held-out reward {first} at version 0, {last} at {curve[-1]['version']}")
     return all(one.audit in (CLOSES, NO_LOG) for one in results.select(cells).values())
+
+
+def _describe_ratios(ratios: Sequence[float], side: str, goal: float) -> str:
+    verdict = f"; goal {goal}: {'reached' if fmean(ratios) >= goal else 'missed'}" if side == BARRIER else ""
+    return f"{fmean(ratios):.2f} times the versions/s of {side} ({min(ratios):.2f} to {max(ratios):.2f}){verdict}"
 
 
 def _show_runs(console: Console, done: Mapping[Cell, Result]) -> None:
@@ -96,7 +97,8 @@ def _show_runs(console: Console, done: Mapping[Cell, Result]) -> None:
         has_log = cell.side == HEADRACE
         phases = ("", "") if has_log else (f"{one.play_s:.2f}", f"{one.train_s:.2f}")
         lost = f"{one.discarded:.1%}" if has_log else ""
-        table.add_row(cell.name, f"{one.versions_per_s:.3f}", _expect(cell), *phases, lost, one.audit)
+        rate = "" if cell.part == "learning" else f"{one.versions_per_s:.3f}"  # the loops wait for evaluations there
+        table.add_row(cell.name, rate, _expect(cell), *phases, lost, one.audit)
     console.print(table)
     console.print("expected: if only the engine took time; play, train: seconds per version; lost: share of the groups")
 

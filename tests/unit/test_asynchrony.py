@@ -36,8 +36,8 @@ PLAN = Plan()
 
 def test_every_cell_is_a_run_of_its_own_with_a_recipe_that_can_run(tmp_path: Path) -> None:
     cells = PLAN.list_cells()
-    assert len({cell.name for cell in cells}) == len(cells) == 8 + 12 + 15
-    for cell in cells[:4] + cells[8:12] + cells[-3:]:
+    assert len({cell.name for cell in cells}) == len(cells) == 12 + 12 + 15
+    for cell in cells[:6] + cells[12:16] + cells[-3:]:
         (folder := tmp_path / cell.name).mkdir()
         recipe = load_recipe(str(write_recipe(cell, folder)))
         check_names(recipe)
@@ -59,13 +59,15 @@ def test_results_are_kept_and_the_figures_compare_runs_of_one_seed(tmp_path: Pat
         Results(file).add(cell, Result(rates[cell.side] * cell.seed, 1.0, held_out, "closes"))
     figures = build_figures(cells, results := Results(file))
     assert len(results.by_cell) == len(cells) - 3
-    assert figures["headline"] == {"team": [2.0, 2.0], "turns": [2.0, 2.0]}
+    assert figures["headline"] == {name: {BARRIER: [2.0, 2.0], ONE_OFF: [1.5, 1.5]} for name in ("team", "turns")}
     assert [one["ratio"] for one in figures["grid"]] == [2.0] * 9
     draw(figures, picture := tmp_path / "picture.png", 256)
     assert picture.stat().st_size > 10_000
     shown = Console(record=True, width=80, file=StringIO())
     assert show(shown, cells, results)
-    assert "team: 2.00 times the barrier's versions/s (2.00 to 2.00); goal 2.7: missed" in (text := shown.export_text())
+    text = shown.export_text()
+    assert "team: 2.00 times the versions/s of barrier (2.00 to 2.00); goal 2.7: missed" in text
+    assert "turns: 1.50 times the versions/s of one-step-off (1.50 to 1.50)\n" in text
     assert "learning-sums-one-step-off-1-3" in text
     last = figures["learning"][ONE_OFF]["solver"][-1]
     assert (last["version"], last["mean"], last["n"]) == (36, 0.5, 4)
@@ -100,6 +102,9 @@ def test_a_summary_gives_the_steady_rate_what_was_lost_and_the_audits_verdict(tm
     assert (found.versions_per_s, found.samples_per_s) == (0.25, pytest.approx(2 * 0.25 * 128))
     assert (found.discarded, found.audit) == (0.2, "does not close: sums:7 was lost")
     assert found.held_out["solver"] == ((0, 0.25),)
+    file.write_text(json.dumps({**whole, "errors": ["3 of 640 episodes failed: time_limit"]}))
+    with pytest.raises(RunFailed, match="3 of 640 episodes failed"):
+        read_headrace(file, recipe)
 
 
 # ------------------------------------------------------------------------------------------------------------- plays
