@@ -2,13 +2,14 @@
 
 A recipe is named by its path, or, for those shipped with Headrace, by its name (`arithmetic`, `efficient-data/ds`).
 `extends = "other.toml"` starts from another recipe and changes some of it. Tables are merged key by key; other values,
-also lists, are replaced. A table with another `use` is replaced too, since its keys belong to that `use`.
+also lists, are replaced. A table with another `use` is replaced too, since its keys belong to that `use`; so is a
+policy's new model by `path`, and the other way round.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -38,6 +39,8 @@ WORDS = {
     "int_parsing_size": "must be a number with fewer digits",
 }
 """Messages for kinds of pydantic errors."""
+ORIGINS = {"path": ("model", "alphabet", "warm_start"), "model": ("path",)}
+"""Keys of a policy that another one replaces: a model has one origin."""
 MOST_SHOWN = 80
 """Most quoted characters of a wrong value."""
 Table = dict[str, Any]
@@ -204,6 +207,7 @@ def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
 def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at: KeyPath = ()) -> None:
     for key, value in table.items():
         here = (*at, key)
+        _drop_other_origins(into, here, table)
         old = into.get(key)
         if isinstance(value, dict) and isinstance(old, dict) and old.get("use") == value.get("use", old.get("use")):
             _merge(draft, old, value, source, here)
@@ -211,6 +215,14 @@ def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at:
             into[key] = value
             draft.origins = {path: who for path, who in draft.origins.items() if path[: len(here)] != here}
             _note_origin(draft, here, value, source)
+
+
+def _drop_other_origins(policy: Table, here: KeyPath, given: Collection[str]) -> None:
+    """Drop what the key of a policy replaces, but for what is given with it."""
+    if len(here) == 3 and here[0] == "policies":
+        for other in ORIGINS.get(str(here[-1]), ()):
+            if other not in given:
+                policy.pop(other, None)
 
 
 def _note_origin(draft: Draft, here: KeyPath, value: Any, source: str) -> None:
@@ -255,6 +267,8 @@ def _set(draft: Draft, word: str) -> None:
     if isinstance(table, list):
         table[_parse_index(table, keys[-1], word)] = value
     elif isinstance(table, dict):
+        set_before = [key for key in table if draft.origins.get((*keys[:-1], key), "").startswith(SET)]
+        _drop_other_origins(table, tuple(keys), set_before)
         table[keys[-1]] = value
     else:
         raise _no_table_error(keys[:-1], word, WHOLE)

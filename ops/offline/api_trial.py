@@ -74,7 +74,7 @@ def try_with_api(request: TrialRequest, api: Api, say: Callable[[str], None] = l
         raise UsageError("--api and --answer exclude each other: either the model answers, or you do")
     recipe, began = request.recipe, time.monotonic()
     with report_own_code():
-        refuse(examine_for_trial(recipe))
+        refuse(examine_for_trial(recipe, has_answers=True))
         workflows = choose_workflows(request)
         specs = {workflow: build_workflow_spec(recipe, workflow) for workflow in workflows}
         solutions = tuple(one for workflow, spec in specs.items() for one in play_solutions(recipe, workflow, spec))

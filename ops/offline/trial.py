@@ -116,7 +116,7 @@ def try_recipe(request: TrialRequest, say: Callable[[str], None] = lambda _: Non
     """
     recipe, began = request.recipe, time.monotonic()
     with report_own_code(), tempfile.TemporaryDirectory() as folder:
-        faults = examine_for_trial(recipe)
+        faults = examine_for_trial(recipe, has_answers=bool(request.answers))
         refuse(faults)
         workflows = choose_workflows(request)
         policies = tuple(dict.fromkeys(policy for workflow in workflows for policy in recipe.policies_of(workflow)))

@@ -154,6 +154,12 @@ def examine_feed(asked: Asked) -> list[Fault]:
     for name, environment in asked.environments.items() if recipe.evaluate.every else ():
         with collect_faults(faults):
             refuse_small_held_out(name, environment, recipe.evaluate.problems)
+    return faults
+
+
+def examine_warm_starts(asked: Asked) -> list[Fault]:
+    """Check that there are worked examples for each warm start."""
+    recipe, faults = asked.recipe, list[Fault]()
     for name, policy in recipe.policies.items():
         if policy.warm_start is not None and asked.environments.keys() >= set(recipe.workflows_of(name)):
             with collect_faults(faults):

@@ -42,7 +42,8 @@ CHECKS = (
     Check("engine", parts.examine_engine, Needs.NOTHING),
     Check("models", parts.examine_models, Needs.NOTHING),
     Check("workflows", parts.examine_workflows, Needs.NOTHING),
-    Check("feed", parts.examine_feed, Needs.RUN),  # uses the environments that `workflows` builds
+    Check("feed", parts.examine_feed, Needs.RUN),  # uses the environments that `workflows` builds, as the next one
+    Check("warm starts", parts.examine_warm_starts, Needs.RUN),
     Check("algorithms", parts.examine_algorithms, Needs.NOTHING),
     Check("own engine", parts.examine_own_engine, Needs.MACHINE),
     Check("boxes", parts.examine_boxes, Needs.MACHINE),
@@ -110,10 +111,15 @@ def examine(asked: Asked) -> list[Fault]:
     return [fault for check in CHECKS for fault in check.find(asked)]
 
 
-def examine_for_trial(recipe: Recipe) -> list[Fault]:
-    """Return all faults and doubts about a recipe for `headrace try`, where no feeder and no servers run."""
+def examine_for_trial(recipe: Recipe, *, has_answers: bool = False) -> list[Fault]:
+    """Return all faults and doubts about a recipe for `headrace try`, where no feeder and no servers run.
+
+    Without answers that are given, a warm start without examples is a doubt: `headrace up` would refuse it.
+    """
     asked = Asked(_with_one_process(recipe))
-    return [fault for check in CHECKS if not check.needs & Needs.RUN for fault in check.find(asked)]
+    found = [fault for check in CHECKS if not check.needs & Needs.RUN for fault in check.find(asked)]
+    refused = [] if has_answers else parts.examine_warm_starts(asked)
+    return found + [Fault(f"`headrace up` refuses this recipe: {one.sentence}", is_doubt=True) for one in refused]
 
 
 def _with_one_process(recipe: Recipe) -> Recipe:

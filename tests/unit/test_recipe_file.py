@@ -93,6 +93,18 @@ def test_an_extending_recipe_changes_keys_deep_in_tables_and_keeps_the_others(ba
     assert recipe.trainer.steps == 10
 
 
+@pytest.mark.usefixtures("base")
+def test_the_path_of_a_policy_replaces_its_new_model_and_what_belongs_to_that(tmp_path: Path) -> None:
+    warm = "[policies.solver.warm_start]\nreward_low = 0.1\n"
+    write(tmp_path, f'extends = "base.toml"\n{warm}', "warm.toml")
+    solver = '[policies.solver]\npath = "weights"\n'
+    recipes = [load_recipe(write(tmp_path, f'extends = "warm.toml"\n{text}')) for text in (solver, solver + warm)]
+    recipes.append(load_recipe(write(tmp_path, 'extends = "warm.toml"'), ["policies.solver.path=weights"]))
+    solvers = [recipe.policies["solver"] for recipe in recipes]
+    found = [(one.path, one.model, one.alphabet, one.warm_start is None) for one in solvers]
+    assert found == [("weights", {}, "", True), ("weights", {}, "", False), ("weights", {}, "", True)]
+
+
 def test_a_table_that_names_another_use_replaces_the_old_one_whole(base: Path, tmp_path: Path) -> None:
     own = write(tmp_path, 'extends = "base.toml"\n[workflows.sums.env]\nuse = "jsonl"\npath = "a.jsonl"\n')
 

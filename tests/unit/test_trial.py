@@ -51,6 +51,11 @@ class Quiz(Arithmetic):
             raise LookupError("no such question")
         return super().problem(split, index)
 
+    def example(self, index):
+        if self.fault == "example":
+            raise LookupError("no example")
+        return super().example(index)
+
     def score(self, problem, text):
         if self.fault == "score":
             judge(text)
@@ -152,6 +157,13 @@ def test_the_demo_is_tried_without_its_warm_start_and_says_that_nothing_is_learn
     assert (step["groups"], step["chain_kept"], step["has_advantages"], step["grad_norm"]) == (2, 0, False, 0)
     generated = [s["tokens"] for g in solver["groups"] for t in g["group"]["trajectories"] for s in t["sequences"]]
     assert step["tokens"] == sum(generated)
+
+
+def test_a_warm_start_that_a_run_would_refuse_is_a_doubt_unless_answers_are_given(own: str) -> None:
+    sets = ('workflows.sums.env.fault="example"', "rollout.group_size=2")
+    [doubt] = tried(own, *sets).doubts
+    assert doubt.startswith("`headrace up` refuses this recipe: policies.solver.warm_start needs worked examples")
+    assert tried(own, *sets, answers=("5", "6")).doubts == ()
 
 
 def test_a_policy_that_is_told_what_to_say_learns_from_it_as_if_it_had_said_so() -> None:
