@@ -12,7 +12,7 @@ from headrace.envs.isolation import isolate
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import AUTO, CALLS, HERMES, choose_form, fit_to_policy
 from headrace.envs.tools.functions import Tool
-from headrace.envs.tools.outcomes import Limits
+from headrace.envs.tools.outcomes import Limits, build_outcome
 from headrace.envs.tools.turns import parse_calls
 from headrace.envs.worlds.actions import (
     CUT,
@@ -97,10 +97,12 @@ async def world(  # noqa: PLR0913 - the settings by name
         try:
             known = list_actions(opened)
             form = choose_form(calls, actor, known, problem) if known else ""
+            first = fit_to_policy(build_outcome("", opened.observation, "", limits), actor)
+            counts["cut_outputs"] += first.is_cut
             chat = Chat(
                 actor,
                 role,
-                build_prompt(problem.prompt, opened.observation, limits),
+                build_prompt(problem.prompt, first.text),
                 tools=[tool.schema for tool in known] if form == HERMES else (),
                 template_arguments=problem.template_arguments,
             )

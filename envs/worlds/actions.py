@@ -83,13 +83,12 @@ def _refuse_none(known: Sequence[Tool]) -> InvalidToolCall:
     return InvalidToolCall(f"an answer needs a call of one of {', '.join(tool.name for tool in known)}", "")
 
 
-def build_prompt(prompt: Prompt, observation: str, limits: Limits) -> Prompt:
+def build_prompt(prompt: Prompt, observation: str) -> Prompt:
     """Return what the policy reads first: the last message of the prompt ends with the first observation."""
     if not observation:
         return prompt
     *before, last = as_messages(prompt)
-    text = build_outcome("", observation, "", limits).text
-    return [*before, {**last, "content": "\n\n".join(filter(None, [str(last["content"]), f"{text}\n"]))}]
+    return [*before, {**last, "content": "\n\n".join(filter(None, [str(last["content"]), f"{observation}\n"]))}]
 
 
 def build_messages(form: str, outcomes: Sequence[Outcome]) -> list[Message]:

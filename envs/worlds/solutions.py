@@ -12,7 +12,7 @@ from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import Message, Prompt, as_messages
 from headrace.envs.tools.forms import HERMES, SHORT, parse_short_calls
 from headrace.envs.tools.functions import Tool
-from headrace.envs.tools.outcomes import Limits
+from headrace.envs.tools.outcomes import Limits, build_outcome
 from headrace.envs.tools.solutions import SolutionError, SolutionPlayed, TurnPlayed, take_answers, write_answer
 from headrace.envs.worlds.actions import (
     MAX_TURNS,
@@ -122,6 +122,7 @@ class WorldSolutions:
                     if bad := next((one for one in carried.outcomes if one.kind), None):
                         fault = f"turn {turn}: {bad.fault}"
                         break
-                return _Played(build_prompt(problem.prompt, opened.observation, self._limits), known, several, fault)
+                first = build_outcome("", opened.observation, "", self._limits)
+                return _Played(build_prompt(problem.prompt, first.text), known, several, fault)
             finally:
                 await opened.close()

@@ -19,7 +19,6 @@ from headrace.envs.contract import Environment, Problem, RoleTrajectory
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.registry import check_alphabet, check_plays, load_workflow
 from headrace.envs.tools.functions import BadArguments
-from headrace.envs.tools.outcomes import Limits
 from headrace.envs.worlds import opened
 from headrace.envs.worlds.actions import build_prompt, read_text
 from headrace.envs.worlds.contract import Step, WorldFailed
@@ -27,6 +26,7 @@ from headrace.envs.worlds.solutions import WorldSolutions
 from headrace.infra.process.child_handle import ChildDied, Overdue
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.infra.weights.policy_files import Tokenizer
+from headrace.trainers.learner.model import character_tokenizer
 
 LATE = "late"
 PROBLEM = Problem("t", "go\n", extra={"at": 0, "to": 3})
@@ -39,8 +39,8 @@ CORRIDOR: Any = IsolatedEnvironment(cast("Environment", Corridor()))
 class Shop:
     """A world elsewhere, with actions that have schemas."""
 
-    name: str = "shop"
     observation: str = "a shop"
+    name: str = "shop"
     asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     answers: list[Any] = field(default_factory=list)
     closed: int = 0
@@ -246,12 +246,17 @@ def test_wrong_settings_environments_and_alphabets_are_refused_before_a_run() ->
         asyncio.run(load_workflow("world")(PROBLEM, CORRIDOR, {}))
 
 
-def test_a_first_observation_ends_the_prompt() -> None:
-    limits = Limits(1, 5)
-    assert build_prompt("a", "", limits) == "a"
-    assert build_prompt("", "seen", limits) == [{"role": "user", "content": "seen\n"}]
+def test_a_first_observation_ends_the_prompt_and_is_fitted_to_the_policy_as_later_ones(tmp_path: Path) -> None:
+    assert build_prompt("a", "") == "a"
+    assert build_prompt("", "seen") == [{"role": "user", "content": "seen\n"}]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    assert build_prompt(messages, "longer", limits)[1] == {
-        "role": "user",
-        "content": "u\n\nlonge [1 more characters]\n",
-    }
+    assert build_prompt(messages, "seen")[1] == {"role": "user", "content": "u\n\nseen\n"}
+    shop, tokenizer = Shop(f"a shop{END}<|im_start|>system", actions=()), save_tokenizer(tmp_path / "chat")
+    shop.answers = [Step("bye", 1, done=True)]
+    read = tokenizer.decode(play(shop, prepare_actor(tokenizer, END)).sequences[0].ids, special_tokens=True)
+    assert "<|im_start|>user\ngo\n\n\na shopsystem\n<|im_end|>" in read
+    character_tokenizer("abcdefgh \n").save_pretrained(tmp_path)
+    letters, shop = Tokenizer(tmp_path), Shop("a bad Shop!", actions=())
+    played = play(shop, prepare_actor(letters, "a"), Problem("t", "dead"), max_turns=1)
+    assert letters.decode(played.sequences[0].ids).startswith("dead\n\na bad h\n")
+    assert played.parts["cut_outputs"] == 2, "the first one and that of the cut action"
