@@ -16,6 +16,7 @@ from headrace.envs.tools.outcomes import Limits, build_outcome
 from headrace.envs.tools.turns import parse_calls
 from headrace.envs.worlds.actions import (
     CUT,
+    MAX_CALLS,
     MAX_TURNS,
     OBSERVATION_CHARS,
     STEP_LIMIT_S,
@@ -40,15 +41,17 @@ def check_roles(roles: Collection[str]) -> None:
 def check_settings(
     *,
     max_turns: int = MAX_TURNS,
+    max_calls: int = MAX_CALLS,
     step_limit_s: float = STEP_LIMIT_S,
     observation_chars: int = OBSERVATION_CHARS,
     calls: str = AUTO,
 ) -> None:
     """Raise ValueError for a setting of the workflow out of its range."""
-    if not (max_turns >= 1 and observation_chars >= 1 and step_limit_s > 0 and calls in CALLS):
+    if not (min(max_turns, max_calls, observation_chars) >= 1 and step_limit_s > 0 and calls in CALLS):
         raise ValueError(
-            "workflow world: max_turns and observation_chars must be 1 or more, step_limit_s above 0, and calls one of "
-            f"{', '.join(CALLS)}; got {max_turns}, {observation_chars}, {step_limit_s} and {calls!r}"
+            "workflow world: max_turns, max_calls and observation_chars must be 1 or more, step_limit_s above 0, and "
+            f"calls one of {', '.join(CALLS)}; got {max_turns}, {max_calls}, {observation_chars}, {step_limit_s} and "
+            f"{calls!r}"
         )
 
 
@@ -71,6 +74,7 @@ async def world(  # noqa: PLR0913 - the settings by name
     actors: Mapping[str, Actor],
     *,
     max_turns: int = MAX_TURNS,
+    max_calls: int = MAX_CALLS,
     step_limit_s: float = STEP_LIMIT_S,
     observation_chars: int = OBSERVATION_CHARS,
     calls: str = AUTO,
@@ -82,6 +86,7 @@ async def world(  # noqa: PLR0913 - the settings by name
         env: An environment with `act` or `open_world` (envs/worlds/contract.py).
         actors: One actor, whatever its role.
         max_turns: Most answers.
+        max_calls: Most calls of one answer that are carried out.
         step_limit_s: Seconds that an action may take; a later one fails the episode.
         observation_chars: Most characters of an observation.
         calls: The form of actions with schemas: `hermes`, `short`, or `auto`.
@@ -107,7 +112,7 @@ async def world(  # noqa: PLR0913 - the settings by name
                 template_arguments=problem.template_arguments,
             )
             while counts["turns"] < max_turns and not counts["done"] and len((made := await chat.generate()).ids):
-                carried = await carry_out(_read_actions(chat, made, form, known), opened, known, limits)
+                carried = await carry_out(_read_actions(chat, made, form, known), opened, known, limits, max_calls)
                 outcomes = [fit_to_policy(one, actor) for one in carried.outcomes]
                 counts.update({"turns": 1, "actions": len(carried.steps), "done": int(carried.is_done)})
                 counts["cut_outputs"] += sum(one.is_cut for one in outcomes)

@@ -15,6 +15,7 @@ from headrace.envs.tools.functions import Tool
 from headrace.envs.tools.outcomes import Limits, build_outcome
 from headrace.envs.tools.solutions import SolutionError, SolutionPlayed, TurnPlayed, take_answers, write_answer
 from headrace.envs.worlds.actions import (
+    MAX_CALLS,
     MAX_TURNS,
     OBSERVATION_CHARS,
     STEP_LIMIT_S,
@@ -62,6 +63,7 @@ class WorldSolutions:
         build: Callable[[], Environment] | None = None,
     ) -> None:
         self._environment, self._form, self._most = environment, form, settings.get("max_turns", MAX_TURNS)
+        self._max_calls = settings.get("max_calls", MAX_CALLS)
         self._limits = Limits(
             settings.get("step_limit_s", STEP_LIMIT_S), settings.get("observation_chars", OBSERVATION_CHARS)
         )
@@ -118,7 +120,7 @@ class WorldSolutions:
                         fault = f"turn {turn}: the episode was over before it"
                         break
                     asked = parse_short_calls(answer, known) if known else [read_text(answer)]
-                    several.append(carried := await carry_out(asked, opened, known, self._limits))
+                    several.append(carried := await carry_out(asked, opened, known, self._limits, self._max_calls))
                     if bad := next((one for one in carried.outcomes if one.kind), None):
                         fault = f"turn {turn}: {bad.fault}"
                         break

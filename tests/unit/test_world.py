@@ -175,6 +175,15 @@ def test_actions_with_schemas_are_calls_and_wrong_ones_are_told(tmp_path: Path) 
     assert (played.parts["bad_calls"], played.parts["unknown_tools"]) == (4, 1)
 
 
+def test_an_answer_that_floods_the_world_is_carried_out_in_part_and_told_so_once(plain: Tokenizer) -> None:
+    shop = Shop(answers=[Step("bought", 0.5)] * 500)
+    actor = prepare_actor(plain, "@buy a\n" * 500 + END, f"@buy b{END}")
+    played = play(shop, actor, max_turns=2, max_calls=3)
+    told = "= bought\n" * 3 + "= error: an answer may have 3 calls; 497 were not carried out\n@buy b"
+    assert plain.decode(played.sequences[0].ids).endswith(told)
+    assert (len(shop.asked), played.reward, played.parts["actions"], played.parts["bad_calls"]) == (4, 2, 4, 1)
+
+
 def test_a_chat_template_shows_the_actions(tmp_path: Path) -> None:
     shop = Shop(answers=[Step("bye", 1, done=True)])
     call = '<tool_call>{"name": "buy", "arguments": {"item": "a"}}</tool_call>'
@@ -234,8 +243,11 @@ def test_what_is_wrong_with_a_solution_is_said(answers: list[str], why: str, mon
 
 
 def test_wrong_settings_environments_and_alphabets_are_refused_before_a_run() -> None:
-    for settings in ({"max_turns": 0}, {"observation_chars": 0}, {"step_limit_s": 0}, {"calls": "xml"}):
-        with pytest.raises(ValueError, match=r"workflow world: max_turns and .* one of auto, hermes, short; got"):
+    wrong: Any = ({"max_turns": 0}, {"max_calls": 0}, {"observation_chars": 0}, {"step_limit_s": 0}, {"calls": "xml"})
+    for settings in wrong:
+        with pytest.raises(
+            ValueError, match=r"workflow world: max_turns, max_calls and .* one of auto, hermes, short; got"
+        ):
             load_workflow("world", settings)
     with pytest.raises(ValueError, match="needs an environment with the method act or open_world; arithmetic has neit"):
         check_plays("world", Arithmetic(1))
