@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
@@ -26,6 +27,8 @@ from headrace.envs.tools.outcomes import Limits
 
 IDLE_S = 3600.0
 """Seconds without a message after which a session is ended: its client may hang."""
+MOST_BYTES = 64 * 1024
+"""Of the body of a request."""
 MOST_LISTED = 1000
 """Most tasks in one answer."""
 SPLITS: Mapping[Split, str] = {"train": "train", "held_out": "test"}
@@ -175,8 +178,13 @@ async def _answer_plain(found: Any, _: Request) -> JSONResponse:
 
 
 async def _answer_post(make: Callable[[Mapping[str, Any]], Any], request: Request) -> JSONResponse:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"the body has more than {MOST_BYTES} bytes")
     try:
-        asked = await request.json()
+        asked = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise HTTPException(422, f"the body is no JSON: {error}") from error
     if not isinstance(asked, dict):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
 from corridor import Corridor
@@ -160,6 +161,26 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
     assert said[9]["data"] == {"observation": {"text": "at -1", "metadata": {}}, "reward": None, "done": False}
     assert said[10]["data"] == {"episode_id": "e", "step_count": 1}
     assert "must be finite" in said[11]["data"]["message"]
+
+
+def ask(url: str, body: Any, path: str = "/corridor/task") -> tuple[int, Any]:
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    answer = httpx2.post(f"{url}{path}", content=content, trust_env=False)
+    return answer.status_code, answer.json() if answer.status_code == 200 else answer.text
+
+
+def test_a_body_that_is_no_json_or_too_long_is_refused() -> None:
+    with serving(Corridor()) as url:
+        assert ask(url, {"split": "held_out", "index": 3})[0] == 200
+        for body, status, why in (
+            (b"{" + b" " * 70_000 + b"}", 413, "the body has more than 65536 bytes"),
+            (b"{", 422, "the body is no JSON"),
+            (b"\xff", 422, "the body is no JSON"),
+            (b"[" * 60_000, 422, "the body is no JSON"),
+            ([], 422, "the body must be a JSON object"),
+        ):
+            assert (found := ask(url, body))[0] == status
+            assert why in found[1]
 
 
 # ------------------------------------------------------------------------------------------------------ bad servers
