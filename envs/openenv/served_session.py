@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from headrace.envs.contract import Problem
+from headrace.envs.contract import Environment, Problem, Split
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import show_value
 from headrace.envs.openenv.served import Kind, NoAction, open_served
@@ -31,8 +31,8 @@ class Served:
     isolated: IsolatedEnvironment
     kind: Kind
     limits: Limits
-    choose_problem: Callable[[Mapping[str, Any]], Awaitable[Problem]]
-    """Returns the problem that a reset asks for. Raises NoAction."""
+    choose_problem: Callable[[Mapping[str, Any]], tuple[Split, int]]
+    """Returns split and index of the problem that a reset asks for. Raises NoAction."""
 
 
 @dataclass(slots=True)
@@ -84,11 +84,12 @@ class ServedSession:
         return _write("observation", await (self._reset(data) if kind == "reset" else self._step(data)))
 
     async def _reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        problem = await self.served.choose_problem(data)
+        chosen, limits = self.served.choose_problem(data), self.served.limits
         await self.end_episode()
         self._episode = ExitStack()
         env = self._episode.enter_context(self.served.isolated.open_episode())
-        self._world = await open_served(env, self.served.kind, problem, self.served.limits)
+        problem = await env.run(f"{env.name}.problem", _build_problem, Problem("", ""), chosen, limits.call_limit_s)
+        self._world = await open_served(env, self.served.kind, problem, limits)
         episode_id = data.get("episode_id")
         self._state = {"episode_id": episode_id if isinstance(episode_id, str) else token_hex(8), "step_count": 0}
         return _build_observation(Step(problem.text))
@@ -108,6 +109,11 @@ class ServedSession:
         if step.done:
             await self.end_episode()
         return _build_observation(step, name)
+
+
+def _build_problem(environment: Environment, _: Problem, split: Split, index: int) -> Problem:
+    """Return a problem, in the child."""
+    return environment.problem(split, index)
 
 
 def _build_observation(step: Step, tool: str = "") -> dict[str, Any]:

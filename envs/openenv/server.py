@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headrace.envs.contract import Environment, Problem, Split
+from headrace.envs.contract import Environment, Split
 from headrace.envs.identity import find_version
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import show_value
@@ -55,11 +55,9 @@ class EnvironmentServer:
         limits: Limits = Limits(),  # noqa: B008 - it is frozen
     ) -> None:
         isolated = IsolatedEnvironment(environment, build, limits.call_limit_s)
-        self._served = Served(
-            isolated, find_kind(environment), limits, lambda reset: asyncio.to_thread(self._choose_problem, reset)
-        )
+        self._served = Served(isolated, find_kind(environment), limits, self._choose_problem)
         self._environment, self._most, self._open = environment, sessions, 0
-        self.splits = {split: kind for split, kind in SPLITS.items() if environment.size(split) != 0}
+        self._sizes = {split: size for split in SPLITS if (size := environment.size(split)) != 0}
 
     def build_app(self) -> Starlette:
         """Return the routes as an application."""
@@ -83,7 +81,7 @@ class EnvironmentServer:
             "/schema": schemas,
             "/metadata": about,
             "/list_environments": [self._environment.name],
-            f"{name}/splits": [{"name": split, "type": kind} for split, kind in self.splits.items()],
+            f"{name}/splits": [{"name": split, "type": SPLITS[split]} for split in self._sizes],
         }
         routes: list[BaseRoute] = [Route(path, partial(_answer_plain, found)) for path, found in plain.items()]
         posts = {"num_tasks": self._count, "task": self._show_task, "task_range": self._list_range, "tasks": self._list}
@@ -94,9 +92,9 @@ class EnvironmentServer:
 
     def _size(self, asked: Mapping[str, Any]) -> tuple[Split, int | None]:
         split = asked.get("split")
-        if split not in self.splits:
-            raise HTTPException(400, f"no split {show_value(split)}; there are {', '.join(self.splits)}")
-        return split, self._environment.size(split)
+        if split not in self._sizes:
+            raise HTTPException(400, f"no split {show_value(split)}; there are {', '.join(self._sizes)}")
+        return split, self._sizes[split]
 
     def _count(self, asked: Mapping[str, Any]) -> Any:
         split, size = self._size(asked)
@@ -126,21 +124,21 @@ class EnvironmentServer:
             raise HTTPException(400, f"no task {show_value(index)} in split {split}")
         return {"id": f"{split} {index}", "index": index, "split": split}
 
-    def _choose_problem(self, reset: Mapping[str, Any]) -> Problem:
-        """Return the problem that a client asks for by split and index, or by a seed. Raises NoAction."""
-        split, index, seed = reset.get("split") or next(iter(self.splits)), reset.get("index"), reset.get("seed")
+    def _choose_problem(self, reset: Mapping[str, Any]) -> tuple[Split, int]:
+        """Return split and index of the problem that a client asks for by them, or by a seed. Raises NoAction."""
+        split, index, seed = reset.get("split") or next(iter(self._sizes)), reset.get("index"), reset.get("seed")
         for name, value in (("index", index), ("seed", seed)):
             if value is not None and (type(value) is not int or value < 0):
                 raise NoAction(f"{name}: it must be an integer, 0 or more; got {show_value(value)}")
-        if split not in self.splits:
-            raise NoAction(f"split: there is no {show_value(split)}; there are {', '.join(self.splits)}")
-        size = self._environment.size(cast("Split", split))
+        if split not in self._sizes:
+            raise NoAction(f"split: there is no {show_value(split)}; there are {', '.join(self._sizes)}")
+        size = self._sizes[cast("Split", split)]
         if index is None:
             drawn = Random().randrange(2**31) if seed is None else seed  # noqa: S311
             index = drawn if size is None else drawn % size
         if size is not None and index >= size:
             raise NoAction(f"index: split {split} has {size} tasks, from 0 on; got {index}")
-        return self._environment.problem(cast("Split", split), index)
+        return cast("Split", split), index
 
     async def _serve(self, socket: WebSocket) -> None:
         """Answer the messages of a session until it ends."""
@@ -157,12 +155,7 @@ class EnvironmentServer:
         self._open += 1
         session = ServedSession(self._served)
         try:
-            while True:
-                async with asyncio.timeout(IDLE_S):
-                    text = await socket.receive_text()
-                if (reply := await session.answer(text)) is None:
-                    break
-                await socket.send_text(reply)
+            await _talk(socket, session)
             await socket.close()
         except (WebSocketDisconnect, KeyError):  # KeyError: a message of bytes
             pass
@@ -171,6 +164,30 @@ class EnvironmentServer:
         finally:
             self._open -= 1
             await session.end_episode()
+
+
+async def _talk(socket: WebSocket, session: ServedSession) -> None:
+    """Answer messages until the client ends the session. An answer whose client is gone is given up.
+
+    Raises WebSocketDisconnect if the client is gone, KeyError for a message of bytes, TimeoutError after `IDLE_S`.
+    """
+    running = [hearing := asyncio.create_task(socket.receive_text())]
+    try:
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                text = await hearing
+            hearing, answering = asyncio.create_task(socket.receive_text()), asyncio.create_task(session.answer(text))
+            running = [hearing, answering]
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                hearing.result()
+            if (reply := await answering) is None:
+                return
+            await socket.send_text(reply)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _answer_plain(found: Any, _: Request) -> JSONResponse:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
-from corridor import Corridor
+from corridor import HANGS, Corridor
 from openenv_servers import CLOSE, FIRST, HANG, answering, lying, serving
 from typer.testing import CliRunner
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from headrace.app.cli.main import app
 from headrace.envs.arithmetic import Arithmetic
@@ -161,6 +163,35 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
     assert said[9]["data"] == {"observation": {"text": "at -1", "metadata": {}}, "reward": None, "done": False}
     assert said[10]["data"] == {"episode_id": "e", "step_count": 1}
     assert "must be finite" in said[11]["data"]["message"]
+
+
+def test_a_problem_that_never_comes_ends_in_time_and_holds_no_place_of_a_client_that_is_gone() -> None:
+    async def reset(client: ClientConnection, index: int) -> Any:
+        with suppress(ConnectionClosed):  # a server that is full says so unasked
+            await client.send(json.dumps({"type": "reset", "data": {"index": index}}))
+        return json.loads(await client.recv())
+
+    async def wait_for_late(address: str) -> list[Any]:
+        async with connect(address, proxy=None) as client:
+            return [await reset(client, index) for index in (1, HANGS, 1)]
+
+    async def leave_and_come(address: str) -> str:
+        async with connect(address, proxy=None) as gone:
+            await gone.send(json.dumps({"type": "reset", "data": {"index": HANGS}}))
+            await (await gone.ping())
+            gone.transport.abort()
+        async with asyncio.timeout(30):
+            while True:
+                async with connect(address, proxy=None) as client:
+                    if (said := await reset(client, 1))["data"].get("code") != "CAPACITY_REACHED":
+                        return str(said["type"])
+
+    with serving(Corridor(), limit_s=0.5) as url:
+        first, late, third = asyncio.run(wait_for_late(f"ws{url.removeprefix('http')}/ws"))
+    assert (first["type"], late["data"]["code"], third["type"]) == ("observation", "EXECUTION_ERROR", "observation")
+    assert "corridor.problem took longer than 0.5 s" in late["data"]["message"]
+    with serving(Corridor(), sessions=1, limit_s=300) as url:
+        assert asyncio.run(leave_and_come(f"ws{url.removeprefix('http')}/ws")) == "observation"
 
 
 def ask(url: str, body: Any, path: str = "/corridor/task") -> tuple[int, Any]:
