@@ -90,10 +90,17 @@ class EnvironmentServer:
         ]
         return Starlette(routes=[*routes, WebSocketRoute("/ws", self._serve)])
 
+    def _find_split(self, split: Any) -> Split:
+        """Return a split that is served. Raises NoAction."""
+        if not isinstance(split, str) or split not in self._sizes:
+            raise NoAction(f"split: there is no {show_value(split)}; there are {', '.join(self._sizes)}")
+        return cast("Split", split)
+
     def _size(self, asked: Mapping[str, Any]) -> tuple[Split, int | None]:
-        split = asked.get("split")
-        if split not in self._sizes:
-            raise HTTPException(400, f"no split {show_value(split)}; there are {', '.join(self._sizes)}")
+        try:
+            split = self._find_split(asked.get("split"))
+        except NoAction as error:
+            raise HTTPException(400, str(error)) from error
         return split, self._sizes[split]
 
     def _count(self, asked: Mapping[str, Any]) -> Any:
@@ -126,19 +133,18 @@ class EnvironmentServer:
 
     def _choose_problem(self, reset: Mapping[str, Any]) -> tuple[Split, int]:
         """Return split and index of the problem that a client asks for by them, or by a seed. Raises NoAction."""
-        split, index, seed = reset.get("split") or next(iter(self._sizes)), reset.get("index"), reset.get("seed")
+        split, index, seed = reset.get("split"), reset.get("index"), reset.get("seed")
         for name, value in (("index", index), ("seed", seed)):
             if value is not None and (type(value) is not int or value < 0):
                 raise NoAction(f"{name}: it must be an integer, 0 or more; got {show_value(value)}")
-        if split not in self._sizes:
-            raise NoAction(f"split: there is no {show_value(split)}; there are {', '.join(self._sizes)}")
-        size = self._sizes[cast("Split", split)]
+        split = self._find_split(next(iter(self._sizes)) if split in (None, "") else split)
+        size = self._sizes[split]
         if index is None:
             drawn = Random().randrange(2**31) if seed is None else seed  # noqa: S311
             index = drawn if size is None else drawn % size
         if size is not None and index >= size:
             raise NoAction(f"index: split {split} has {size} tasks, from 0 on; got {index}")
-        return cast("Split", split), index
+        return split, index
 
     async def _serve(self, socket: WebSocket) -> None:
         """Answer the messages of a session until it ends."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,20 @@ def test_a_group_waits_for_places_of_a_server_that_serves_one_session_and_is_tol
     assert "world.full" in capsys.readouterr().out
 
 
+@asynccontextmanager
+async def take_place(address: str) -> AsyncIterator[ClientConnection]:
+    """Give a client that has a session; wait for a place."""
+    ends_s = time.monotonic() + 60
+    while True:
+        async with connect(address, proxy=None) as client:
+            with suppress(ConnectionClosed):  # a server that is full says so unasked
+                await client.send('{"type": "state"}')
+            if (said := json.loads(await client.recv()))["type"] == "state":
+                yield client
+                return
+        assert time.monotonic() < ends_s, said
+
+
 def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_goes_on() -> None:
     async def talk(url: str) -> list[Any]:
         address = f"ws{url.removeprefix('http')}/ws"
@@ -120,7 +136,7 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
             await gone.recv()
             gone.transport.abort()
         said = []
-        async with connect(address, proxy=None) as client:
+        async with take_place(address) as client:
             for message in (
                 "no json",
                 "[1]",
@@ -129,6 +145,8 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
                 '{"type": "reset", "data": {"index": -1}}',
                 '{"type": "reset", "data": {"split": "held_out", "index": 4}}',
                 '{"type": "reset", "data": {"seed": 3, "episode_id": "e"}}',
+                '{"type": "reset", "data": {"split": ["a"]}}',
+                '{"type": "reset", "data": {"split": {}}}',
                 '{"type": "step", "data": {"move": "left"}}',
                 '{"type": "step", "data": {"text": 3}}',
                 '{"type": "step", "data": {"text": "left"}}',
@@ -152,23 +170,21 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
         "VALIDATION_ERROR",
         "VALIDATION_ERROR",
         "observation",
-        "VALIDATION_ERROR",
-        "VALIDATION_ERROR",
+        *["VALIDATION_ERROR"] * 4,
         "observation",
         "state",
         "EXECUTION_ERROR",
         "EXECUTION_ERROR",
         "observation",
     ]
-    assert said[9]["data"] == {"observation": {"text": "at -1", "metadata": {}}, "reward": None, "done": False}
-    assert said[10]["data"] == {"episode_id": "e", "step_count": 1}
-    assert "must be finite" in said[11]["data"]["message"]
+    assert said[11]["data"] == {"observation": {"text": "at -1", "metadata": {}}, "reward": None, "done": False}
+    assert said[12]["data"] == {"episode_id": "e", "step_count": 1}
+    assert "must be finite" in said[13]["data"]["message"]
 
 
 def test_a_problem_that_never_comes_ends_in_time_and_holds_no_place_of_a_client_that_is_gone() -> None:
     async def reset(client: ClientConnection, index: int) -> Any:
-        with suppress(ConnectionClosed):  # a server that is full says so unasked
-            await client.send(json.dumps({"type": "reset", "data": {"index": index}}))
+        await client.send(json.dumps({"type": "reset", "data": {"index": index}}))
         return json.loads(await client.recv())
 
     async def wait_for_late(address: str) -> list[Any]:
@@ -180,16 +196,13 @@ def test_a_problem_that_never_comes_ends_in_time_and_holds_no_place_of_a_client_
             await gone.send(json.dumps({"type": "reset", "data": {"index": HANGS}}))
             await (await gone.ping())
             gone.transport.abort()
-        async with asyncio.timeout(30):
-            while True:
-                async with connect(address, proxy=None) as client:
-                    if (said := await reset(client, 1))["data"].get("code") != "CAPACITY_REACHED":
-                        return str(said["type"])
+        async with take_place(address) as client:
+            return str((await reset(client, 1))["type"])
 
-    with serving(Corridor(), limit_s=0.5) as url:
+    with serving(Corridor(), limit_s=3) as url:
         first, late, third = asyncio.run(wait_for_late(f"ws{url.removeprefix('http')}/ws"))
     assert (first["type"], late["data"]["code"], third["type"]) == ("observation", "EXECUTION_ERROR", "observation")
-    assert "corridor.problem took longer than 0.5 s" in late["data"]["message"]
+    assert "corridor.problem took longer than 3 s" in late["data"]["message"]
     with serving(Corridor(), sessions=1, limit_s=300) as url:
         assert asyncio.run(leave_and_come(f"ws{url.removeprefix('http')}/ws")) == "observation"
 
@@ -200,7 +213,7 @@ def ask(url: str, body: Any, path: str = "/corridor/task") -> tuple[int, Any]:
     return answer.status_code, answer.json() if answer.status_code == 200 else answer.text
 
 
-def test_a_body_that_is_no_json_or_too_long_is_refused() -> None:
+def test_a_body_that_is_no_json_too_long_or_of_wrong_types_is_refused() -> None:
     with serving(Corridor()) as url:
         assert ask(url, {"split": "held_out", "index": 3})[0] == 200
         for body, status, why in (
@@ -209,6 +222,8 @@ def test_a_body_that_is_no_json_or_too_long_is_refused() -> None:
             (b"\xff", 422, "the body is no JSON"),
             (b"[" * 60_000, 422, "the body is no JSON"),
             ([], 422, "the body must be a JSON object"),
+            ({"split": ["a"]}, 400, "split: there is no list ['a']; there are train, held_out"),
+            ({"split": {}}, 400, "split: there is no dict {}"),
         ):
             assert (found := ask(url, body))[0] == status
             assert why in found[1]
