@@ -182,6 +182,35 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
     assert "must be finite" in said[13]["data"]["message"]
 
 
+def test_tools_are_listed_with_or_without_metadata_and_a_failing_call_is_told_as_an_error() -> None:
+    async def talk(address: str) -> list[dict[str, Any]]:
+        said = []
+        async with connect(address, proxy=None) as client:
+            await client.send('{"type": "reset"}')
+            await client.recv()
+            for action in (
+                {"type": "list_tools"},
+                {"type": "list_tools", "metadata": {}},
+                {"tool_name": "nothing"},
+                {"tool_name": "get", "arguments": {"x": 1}},
+                {"tool_name": "get", "arguments": {"name": "a"}},
+            ):
+                await client.send(json.dumps({"type": "step", "data": action}))
+                said.append(json.loads(await client.recv())["data"]["observation"])
+        return said
+
+    with serving(Ledger(1)) as url:
+        listed, again, unknown, wrong, right = asyncio.run(talk(f"ws{url.removeprefix('http')}/ws"))
+    assert [one["name"] for one in listed["tools"]][-1] == "answer"
+    assert again == listed
+    assert [one["result"] for one in (unknown, wrong)] == [None, None]
+    assert unknown["error"]["error_type"] == "tool_not_found"
+    assert unknown["error"]["message"].startswith("there is no tool nothing")
+    assert wrong["error"] == {"error_type": "invalid_args", "message": "get has no argument x; its arguments are name"}
+    assert right["error"] is None
+    assert right["result"]
+
+
 def test_a_problem_that_never_comes_ends_in_time_and_holds_no_place_of_a_client_that_is_gone() -> None:
     async def reset(client: ClientConnection, index: int) -> Any:
         await client.send(json.dumps({"type": "reset", "data": {"index": index}}))
