@@ -258,6 +258,17 @@ def test_a_body_that_is_no_json_too_long_or_of_wrong_types_is_refused() -> None:
             assert why in found[1]
 
 
+def test_tasks_are_listed_all_or_refused() -> None:
+    with serving(Corridor()) as url:
+        _, listed = ask(url, {"split": "held_out"}, "/corridor/tasks")
+        assert [one["index"] for one in listed["tasks"]] == [0, 1, 2, 3]
+        _, some = ask(url, {"split": "train", "start": 5, "stop": 5005}, "/corridor/task_range")
+        assert [one["index"] for one in some["tasks"]] == list(range(5, 5005))
+        for path, more in (("tasks", {}), ("task_range", {"start": 7}), ("task_range", {"stop": 10**30})):
+            found = ask(url, {"split": "train", **more}, f"/corridor/{path}")
+            assert found == (400, "more than 100000 tasks at once: ask /task_range for fewer")
+
+
 # ------------------------------------------------------------------------------------------------------ bad servers
 
 
