@@ -23,21 +23,17 @@ TEXT = "text"
 TEXT_PARAMETERS = {"type": "object", "properties": {TEXT: {"type": "string"}}, "required": [TEXT]}
 
 
-ERROR_TYPES: Mapping[str, str] = {
-    "bad_calls": "invalid_args",
-    "unknown_tools": "tool_not_found",
-    "tool_errors": "execution_error",
-    "tool_timeouts": "timeout",
-}
+ERROR_TYPES: Mapping[str, str] = {"bad_calls": "invalid_args", "unknown_tools": "tool_not_found",
+                                  "tool_errors": "execution_error", "tool_timeouts": "timeout"}  # fmt: skip
 """What went wrong with a call, to OpenEnv's word for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Called(Step):
-    """What came of a call of a tool."""
+class Failed(Step):
+    """A call of a tool that failed."""
 
     error_type: str = ""
-    """What went wrong, in OpenEnv's words; empty for a result."""
+    """What went wrong, in OpenEnv's words."""
 
 
 class NoAction(ValueError):
@@ -116,7 +112,8 @@ class _Scored:
             return Step("", score.reward, done=True)
         call = ToolCall(name, dict(arguments))
         outcome = await answer_call(call, self._tools, self._env, self._problem, self._limits)
-        return Called(outcome.text, error_type=ERROR_TYPES.get(outcome.kind, ""))
+        error_type = ERROR_TYPES.get(outcome.kind)
+        return Failed(outcome.text, error_type=error_type) if error_type else Step(outcome.text)
 
     async def close(self) -> None:
         """Do nothing."""

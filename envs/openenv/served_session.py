@@ -14,7 +14,7 @@ import structlog
 from headrace.envs.contract import Environment, Problem, Split
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import show_value
-from headrace.envs.openenv.served import Called, Kind, NoAction, open_served
+from headrace.envs.openenv.served import Failed, Kind, NoAction, open_served
 from headrace.envs.openenv.wire import EXECUTION_ERROR, INVALID_JSON, LIST_TOOLS, UNKNOWN_TYPE, VALIDATION_ERROR
 from headrace.envs.tools.functions import BadArguments
 from headrace.envs.tools.outcomes import Limits
@@ -79,7 +79,10 @@ class ServedSession:
             return _write("state", self._state)
         if kind not in ("reset", "step"):
             return write_error(UNKNOWN_TYPE, f"there are reset, step, state and close; got {show_value(kind)}")
-        if kind == "step" and self._world is None and not _is_list(data):
+        if kind == "step" and (tools := self.served.kind.tools) and data.get("type") == LIST_TOOLS["type"]:
+            listed = {"tools": [_show_tool(tool.schema) for tool in tools]}
+            return _write("observation", {"observation": listed, "reward": None, "done": False})
+        if kind == "step" and self._world is None:
             return write_error(EXECUTION_ERROR, "no episode has begun: send reset first")
         return _write("observation", await (self._reset(data) if kind == "reset" else self._step(data)))
 
@@ -95,14 +98,7 @@ class ServedSession:
         return _build_observation(Step(problem.text))
 
     async def _step(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        kind = self.served.kind
-        if kind.tools and _is_list(data):
-            return {
-                "observation": {"tools": [_show_tool(tool.schema) for tool in kind.tools]},
-                "reward": None,
-                "done": False,
-            }
-        name, arguments = kind.read_action(data)
+        name, arguments = self.served.kind.read_action(data)
         assert self._world is not None  # noqa: S101 - for the types
         step = await self._world.act(name, arguments)
         self._state["step_count"] += 1
@@ -117,18 +113,12 @@ def _build_problem(environment: Environment, _: Problem, split: Split, index: in
 
 
 def _build_observation(step: Step, tool: str = "") -> dict[str, Any]:
-    seen: dict[str, Any] = {"text": (text := make_encodable(step.observation))}
-    if isinstance(step, Called) and step.error_type:
+    text = make_encodable(step.observation)
+    seen: dict[str, Any] = {"tool_name": tool, "result": text, "error": None} if tool else {"text": text}
+    if isinstance(step, Failed):
         error = {"error_type": step.error_type, "message": text.removeprefix("error: ")}
-        seen = {"tool_name": tool, "result": None, "error": error}
-    elif tool:
-        seen = {"tool_name": tool, "result": text, "error": None}
+        seen |= {"result": None, "error": error}
     return {"observation": {**seen, "metadata": {}}, "reward": step.reward, "done": step.done}
-
-
-def _is_list(action: Mapping[str, Any]) -> bool:
-    """Return whether an action asks for the tools."""
-    return action.get("type") == LIST_TOOLS["type"]
 
 
 def _show_tool(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -72,15 +72,12 @@ class EnvironmentServer:
             "observation": {"title": "Observation", "type": "object", "properties": seen},
             "state": {"title": "State", "type": "object", "properties": state},
         }
-        about = {
-            "name": self._environment.name,
-            "description": (type(self._environment).__doc__ or "").partition("\n")[0],
-        }
-        about["version"] = find_version(self._environment)
+        description = (type(self._environment).__doc__ or "").partition("\n")[0]
+        version = find_version(self._environment)
         plain = {
             "/health": {"status": "healthy"},
             "/schema": schemas,
-            "/metadata": about,
+            "/metadata": {"name": self._environment.name, "description": description, "version": version},
             "/list_environments": [self._environment.name],
             f"{name}/splits": [{"name": split, "type": SPLITS[split]} for split in self._sizes],
         }
@@ -91,31 +88,24 @@ class EnvironmentServer:
         ]
         return Starlette(routes=[*routes, WebSocketRoute("/ws", self._serve)])
 
-    def _find_split(self, split: Any) -> Split:
-        """Return a split that is served. Raises NoAction."""
-        if not isinstance(split, str) or split not in self._sizes:
-            raise NoAction(f"split: there is no {show_value(split)}; there are {', '.join(self._sizes)}")
-        return cast("Split", split)
-
-    def _size(self, asked: Mapping[str, Any]) -> tuple[Split, int | None]:
-        try:
-            split = self._find_split(asked.get("split"))
-        except NoAction as error:
-            raise HTTPException(400, str(error)) from error
+    def _size(self, asked: Any) -> tuple[Split, int | None]:
+        """Return a split that is served, and its size. Raises NoAction."""
+        if (split := next((one for one in self._sizes if one == asked), None)) is None:
+            raise NoAction(f"split: there is no {show_value(asked)}; there are {', '.join(self._sizes)}")
         return split, self._sizes[split]
 
     def _count(self, asked: Mapping[str, Any]) -> Any:
-        split, size = self._size(asked)
+        split, size = self._size(asked.get("split"))
         if size is None:
             raise HTTPException(501, f"split {split} never ends")
         return {"num_tasks": size}
 
     def _show_task(self, asked: Mapping[str, Any]) -> Any:
-        split, size = self._size(asked)
+        split, size = self._size(asked.get("split"))
         return {"task": self._build_task(split, size, asked.get("index"))}
 
     def _list_range(self, asked: Mapping[str, Any]) -> Any:
-        split, size = self._size(asked)
+        split, size = self._size(asked.get("split"))
         most = sys.maxsize if size is None else size
         bounds = [asked.get("start"), asked.get("stop")]
         if not all(one is None or type(one) is int for one in bounds):
@@ -136,12 +126,11 @@ class EnvironmentServer:
 
     def _choose_problem(self, reset: Mapping[str, Any]) -> tuple[Split, int]:
         """Return split and index of the problem that a client asks for by them, or by a seed. Raises NoAction."""
-        split, index, seed = reset.get("split"), reset.get("index"), reset.get("seed")
+        asked, index, seed = reset.get("split"), reset.get("index"), reset.get("seed")
         for name, value in (("index", index), ("seed", seed)):
             if value is not None and (type(value) is not int or value < 0):
                 raise NoAction(f"{name}: it must be an integer, 0 or more; got {show_value(value)}")
-        split = self._find_split(next(iter(self._sizes)) if split in (None, "") else split)
-        size = self._sizes[split]
+        split, size = self._size(next(iter(self._sizes)) if asked in (None, "") else asked)
         if index is None:
             drawn = Random().randrange(2**31) if seed is None else seed  # noqa: S311
             index = drawn if size is None else drawn % size
@@ -153,12 +142,9 @@ class EnvironmentServer:
         """Answer the messages of a session until it ends."""
         await socket.accept()
         if self._open >= self._most:
-            full: dict[str, Any] = {
-                "message": f"all {self._most} sessions are taken",
-                "active_sessions": self._open,
-                "max_sessions": self._most,
-            }
-            await socket.send_text(write_error(CAPACITY_REACHED, **full))
+            full = f"all {self._most} sessions are taken"
+            counts = {"active_sessions": self._open, "max_sessions": self._most}
+            await socket.send_text(write_error(CAPACITY_REACHED, full, **counts))
             await socket.close()
             return
         self._open += 1
@@ -180,7 +166,7 @@ async def _talk(socket: WebSocket, session: ServedSession) -> None:
 
     Raises WebSocketDisconnect if the client is gone, KeyError for a message of bytes, TimeoutError after `IDLE_S`.
     """
-    running = [hearing := asyncio.create_task(socket.receive_text())]
+    running: list[asyncio.Task[Any]] = [hearing := asyncio.create_task(socket.receive_text())]
     try:
         while True:
             async with asyncio.timeout(IDLE_S):
@@ -215,4 +201,7 @@ async def _answer_post(make: Callable[[Mapping[str, Any]], Any], request: Reques
         raise HTTPException(422, f"the body is no JSON: {error}") from error
     if not isinstance(asked, dict):
         raise HTTPException(422, "the body must be a JSON object")
-    return await asyncio.to_thread(lambda: JSONResponse(make(asked)))
+    try:
+        return await asyncio.to_thread(lambda: JSONResponse(make(asked)))
+    except NoAction as error:
+        raise HTTPException(400, str(error)) from error

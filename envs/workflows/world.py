@@ -49,9 +49,8 @@ def check_settings(
     """Raise ValueError for a setting of the workflow out of its range."""
     if not (min(max_turns, max_calls, observation_chars) >= 1 and step_limit_s > 0 and calls in CALLS):
         raise ValueError(
-            "workflow world: max_turns, max_calls and observation_chars must be 1 or more, step_limit_s above 0, and "
-            f"calls one of {', '.join(CALLS)}; got {max_turns}, {max_calls}, {observation_chars}, {step_limit_s} and "
-            f"{calls!r}"
+            "workflow world: max_turns, max_calls and observation_chars must be 1 or more, step_limit_s above 0, calls "
+            f"one of {', '.join(CALLS)}; got {max_turns}, {max_calls}, {observation_chars}, {step_limit_s}, {calls!r}"
         )
 
 
@@ -96,7 +95,7 @@ async def world(  # noqa: PLR0913 - the settings by name
     check_roles(actors)
     check_environment(env)
     [(role, actor)] = actors.items()
-    limits, counts, reward = Limits(step_limit_s, observation_chars), Counter[str](), 0.0
+    limits, counts, reward = Limits(step_limit_s, observation_chars, max_calls), Counter[str](), 0.0
     with isolate(env) as isolated:
         opened = await open_world(isolated, problem, step_limit_s)
         try:
@@ -112,7 +111,7 @@ async def world(  # noqa: PLR0913 - the settings by name
                 template_arguments=problem.template_arguments,
             )
             while counts["turns"] < max_turns and not counts["done"] and len((made := await chat.generate()).ids):
-                carried = await carry_out(_read_actions(chat, made, form, known), opened, known, limits, max_calls)
+                carried = await carry_out(_read_actions(chat, made, form, known), opened, known, limits)
                 outcomes = [fit_to_policy(one, actor) for one in carried.outcomes]
                 counts.update({"turns": 1, "actions": len(carried.steps), "done": int(carried.is_done)})
                 counts["cut_outputs"] += sum(one.is_cut for one in outcomes)

@@ -56,15 +56,11 @@ def read_text(text: str) -> ToolCall:
 
 
 async def carry_out(
-    asked: Sequence[ToolCall | InvalidToolCall],
-    opened: World,
-    known: Sequence[Tool],
-    limits: Limits,
-    max_calls: int = MAX_CALLS,
+    asked: Sequence[ToolCall | InvalidToolCall], opened: World, known: Sequence[Tool], limits: Limits
 ) -> Carried:
     """Carry out the actions of one answer, one after the other until the episode is over. Raises as `World.act`."""
     carried = Carried()
-    for one in [*asked[:max_calls], *_refuse_number(len(asked), known, max_calls)]:
+    for one in [*asked[: limits.max_calls], *_refuse_number(len(asked), known, limits.max_calls)]:
         if isinstance(one, InvalidToolCall):
             kind: Kind = "unknown_tools" if one.is_unknown else "bad_calls"
             carried.outcomes.append(build_outcome("", f"error: {one.error}", kind, limits))

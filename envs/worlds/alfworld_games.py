@@ -99,9 +99,8 @@ class AlfworldGames:
                 f"there is no game file (*{SUFFIX}) below {games}: write some by examples/alfworld_games.py, or name "
                 "the folder of ALFWorld's data"
             )
-        self._names: dict[Split, list[str]] = {"held_out": [], "warm_start": [], "train": []}
-        for name in found:
-            self._names[_find_split(name)].append(name)
+        splits: tuple[Split, ...] = ("train", "held_out", "warm_start")
+        self._names = {split: [name for name in found if _find_split(name) == split] for split in splits}
 
     def size(self, split: Split) -> int:
         """Return the number of games."""
@@ -113,10 +112,7 @@ class AlfworldGames:
         Raises UsageError for a file that is no game, and for a split without games.
         """
         if not (names := self._names[split]):
-            raise UsageError(
-                f"none of the games below {self._folder} is of the split {split}: add games, or remove warm_start and "
-                "evaluate from the recipe"
-            )
+            raise UsageError(f"{self._folder} has no game of the split {split}: add games, or remove warm_start")
         name = names[index % len(names)]
         seen, commands = _see_first(self._folder / name)
         shown = list_available(seen, commands) if self._lists_actions else seen

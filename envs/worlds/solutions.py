@@ -63,10 +63,8 @@ class WorldSolutions:
         build: Callable[[], Environment] | None = None,
     ) -> None:
         self._environment, self._form, self._most = environment, form, settings.get("max_turns", MAX_TURNS)
-        self._max_calls = settings.get("max_calls", MAX_CALLS)
-        self._limits = Limits(
-            settings.get("step_limit_s", STEP_LIMIT_S), settings.get("observation_chars", OBSERVATION_CHARS)
-        )
+        given = {"step_limit_s": STEP_LIMIT_S, "observation_chars": OBSERVATION_CHARS, "max_calls": MAX_CALLS}
+        self._limits = Limits(*(settings.get(name, default) for name, default in given.items()))
         self._isolated = (
             environment if isinstance(environment, IsolatedEnvironment) else IsolatedEnvironment(environment, build)
         )
@@ -120,7 +118,7 @@ class WorldSolutions:
                         fault = f"turn {turn}: the episode was over before it"
                         break
                     asked = parse_short_calls(answer, known) if known else [read_text(answer)]
-                    several.append(carried := await carry_out(asked, opened, known, self._limits, self._max_calls))
+                    several.append(carried := await carry_out(asked, opened, known, self._limits))
                     if bad := next((one for one in carried.outcomes if one.kind), None):
                         fault = f"turn {turn}: {bad.fault}"
                         break

@@ -226,7 +226,5 @@ def test_game_files_are_divided_among_the_splits_and_a_warm_start_has_some(
         if path.parent.name != "valid_seen":
             path.unlink()
     few = load_environment("alfworld", 1, {"engine": "alfworld", "games": str(tmp_path)})
-    with pytest.raises(
-        UsageError, match=r"none of the games below .* is of the split warm_start: add games, or remove"
-    ):
+    with pytest.raises(UsageError, match="has no game of the split warm_start: add games, or remove"):
         few.problem("warm_start", 0)
