@@ -43,10 +43,7 @@ class Rendering:
     """
 
     def __init__(
-        self,
-        actor: Actor,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_arguments: Mapping[str, Any] | None = None,
+        self, actor: Actor, tools: Sequence[Mapping[str, Any]] = (), template_arguments: Mapping[str, Any] | None = None
     ) -> None:
         self.tools = check_tools("tools", tools)
         self._actor, self._template_arguments = actor, dict(template_arguments or {})

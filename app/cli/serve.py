@@ -20,7 +20,9 @@ def serve_env(  # noqa: PLR0913, PLR0917 - options, each given by its name
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the environment: --set most=20. Repeatable."),
     ] = None,
     sessions: Annotated[int, typer.Option(min=1, help="Most sessions at once; a further client is refused.")] = 8,
-    step_limit_s: Annotated[float, typer.Option(min=0.001, help="Seconds that an action may take.")] = 10.0,
+    step_limit_s: Annotated[
+        float, typer.Option(min=0.001, help="Seconds that an action or a problem may take.")
+    ] = 10.0,
 ) -> None:
     """Serve an environment over OpenEnv's wire, until Ctrl-C: any client of OpenEnv can play it.
 

@@ -23,6 +23,19 @@ TEXT = "text"
 TEXT_PARAMETERS = {"type": "object", "properties": {TEXT: {"type": "string"}}, "required": [TEXT]}
 
 
+ERROR_TYPES: Mapping[str, str] = {"bad_calls": "invalid_args", "unknown_tools": "tool_not_found",
+                                  "tool_errors": "execution_error", "tool_timeouts": "timeout"}  # fmt: skip
+"""What went wrong with a call, to OpenEnv's word for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Step):
+    """A call of a tool that failed."""
+
+    error_type: str = ""
+    """What went wrong, in OpenEnv's words."""
+
+
 class NoAction(ValueError):
     """A message that is no action of the world; the text says why."""
 
@@ -98,7 +111,9 @@ class _Scored:
             score = await self._env.score_in_child(self._problem, arguments[TEXT])
             return Step("", score.reward, done=True)
         call = ToolCall(name, dict(arguments))
-        return Step((await answer_call(call, self._tools, self._env, self._problem, self._limits)).text)
+        outcome = await answer_call(call, self._tools, self._env, self._problem, self._limits)
+        error_type = ERROR_TYPES.get(outcome.kind)
+        return Failed(outcome.text, error_type=error_type) if error_type else Step(outcome.text)
 
     async def close(self) -> None:
         """Do nothing."""

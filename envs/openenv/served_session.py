@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -11,10 +11,10 @@ from typing import Any
 
 import structlog
 
-from headrace.envs.contract import Problem
+from headrace.envs.contract import Environment, Problem, Split
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import show_value
-from headrace.envs.openenv.served import Kind, NoAction, open_served
+from headrace.envs.openenv.served import Failed, Kind, NoAction, open_served
 from headrace.envs.openenv.wire import EXECUTION_ERROR, INVALID_JSON, LIST_TOOLS, UNKNOWN_TYPE, VALIDATION_ERROR
 from headrace.envs.tools.functions import BadArguments
 from headrace.envs.tools.outcomes import Limits
@@ -31,8 +31,8 @@ class Served:
     isolated: IsolatedEnvironment
     kind: Kind
     limits: Limits
-    choose_problem: Callable[[Mapping[str, Any]], Awaitable[Problem]]
-    """Returns the problem that a reset asks for. Raises NoAction."""
+    choose_problem: Callable[[Mapping[str, Any]], tuple[Split, int]]
+    """Returns split and index of the problem that a reset asks for. Raises NoAction."""
 
 
 @dataclass(slots=True)
@@ -79,29 +79,26 @@ class ServedSession:
             return _write("state", self._state)
         if kind not in ("reset", "step"):
             return write_error(UNKNOWN_TYPE, f"there are reset, step, state and close; got {show_value(kind)}")
-        if kind == "step" and self._world is None and data != LIST_TOOLS:
+        if kind == "step" and (tools := self.served.kind.tools) and data.get("type") == LIST_TOOLS["type"]:
+            listed = {"tools": [_show_tool(tool.schema) for tool in tools]}
+            return _write("observation", {"observation": listed, "reward": None, "done": False})
+        if kind == "step" and self._world is None:
             return write_error(EXECUTION_ERROR, "no episode has begun: send reset first")
         return _write("observation", await (self._reset(data) if kind == "reset" else self._step(data)))
 
     async def _reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        problem = await self.served.choose_problem(data)
+        chosen, limits = self.served.choose_problem(data), self.served.limits
         await self.end_episode()
         self._episode = ExitStack()
         env = self._episode.enter_context(self.served.isolated.open_episode())
-        self._world = await open_served(env, self.served.kind, problem, self.served.limits)
+        problem = await env.run(f"{env.name}.problem", _build_problem, Problem("", ""), chosen, limits.call_limit_s)
+        self._world = await open_served(env, self.served.kind, problem, limits)
         episode_id = data.get("episode_id")
         self._state = {"episode_id": episode_id if isinstance(episode_id, str) else token_hex(8), "step_count": 0}
         return _build_observation(Step(problem.text))
 
     async def _step(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        kind = self.served.kind
-        if kind.tools and data == LIST_TOOLS:
-            return {
-                "observation": {"tools": [_show_tool(tool.schema) for tool in kind.tools]},
-                "reward": None,
-                "done": False,
-            }
-        name, arguments = kind.read_action(data)
+        name, arguments = self.served.kind.read_action(data)
         assert self._world is not None  # noqa: S101 - for the types
         step = await self._world.act(name, arguments)
         self._state["step_count"] += 1
@@ -110,9 +107,17 @@ class ServedSession:
         return _build_observation(step, name)
 
 
+def _build_problem(environment: Environment, _: Problem, split: Split, index: int) -> Problem:
+    """Return a problem, in the child."""
+    return environment.problem(split, index)
+
+
 def _build_observation(step: Step, tool: str = "") -> dict[str, Any]:
     text = make_encodable(step.observation)
-    seen = {"tool_name": tool, "result": text, "error": None} if tool else {"text": text}
+    seen: dict[str, Any] = {"tool_name": tool, "result": text, "error": None} if tool else {"text": text}
+    if isinstance(step, Failed):
+        error = {"error_type": step.error_type, "message": text.removeprefix("error: ")}
+        seen |= {"result": None, "error": error}
     return {"observation": {**seen, "metadata": {}}, "reward": step.reward, "done": step.done}
 
 

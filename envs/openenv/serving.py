@@ -35,7 +35,7 @@ def serve_until_signal(  # noqa: PLR0913 - settings, each given by its name
         host: Address to listen at.
         port: Port to listen at; 0 for a free one.
         sessions: Most sessions at once.
-        step_limit_s: Seconds that an action may take.
+        step_limit_s: Seconds that an action or a problem may take.
         announce: Called with the server's address once it listens.
 
     Raises UsageError for an environment that cannot be served, and OSError for a port that is taken.

@@ -26,6 +26,8 @@ class Limits:
 
     call_limit_s: float = 10.0
     observation_chars: int = 4000
+    max_calls: int = 16
+    """Of one answer, in a world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,7 @@ async def run_together(calls: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Ou
 
 
 async def answer_call(
-    call: ToolCall | InvalidToolCall,
-    tools: Sequence[Tool],
-    env: IsolatedEnvironment,
-    problem: Problem,
-    limits: Limits,
+    call: ToolCall | InvalidToolCall, tools: Sequence[Tool], env: IsolatedEnvironment, problem: Problem, limits: Limits
 ) -> Outcome:
     """Run a call. Raises as `answer_calls` does."""
     if isinstance(call, InvalidToolCall):

@@ -239,10 +239,7 @@ def _read_limits(settings: Mapping[str, Any]) -> Limits:
 
 
 def open_solved_calls(
-    environment: Environment,
-    workflow: str,
-    settings: Mapping[str, Any],
-    build: Callable[[], Environment] | None = None,
+    environment: Environment, workflow: str, settings: Mapping[str, Any], build: Callable[[], Environment] | None = None
 ) -> SolvedCalls:
     """Return what answers the calls of an environment's solutions, as a workflow with its settings would."""
     return SolvedCalls(environment, _read_limits(settings), with_agents=workflow == SPAWN.name, build=build)

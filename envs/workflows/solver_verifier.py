@@ -51,6 +51,8 @@ async def solver_verifier(
 ) -> Episode:
     """Play an attempt, a verdict, and a second attempt if the verdict is `reject`.
 
+    If the verdict leaves no room in the context for a second attempt, the first one counts (the part `no_room`).
+
     Each attempt is a sequence of the solver's trajectory with its own reward; the trajectory has the reward of the last
     attempt. The verifier gets 1 if its verdict on the first attempt is right.
 
@@ -63,20 +65,20 @@ async def solver_verifier(
     Raises ValueError if the recipe's roles are not `solver` and `verifier`.
     """
     check_roles(actors)
-    attempt, first, sequence = await _solve(problem, env, actors[SOLVER], suffix)
-    sequences = [sequence]
+    attempt, first, sequence = await _solve(actors[SOLVER], _ask(problem, actors[SOLVER], suffix), problem, env)
+    sequences, last, no_room = [sequence], first, False
     output, verdict, judgement = await _verify(problem, attempt, first, actors[VERIFIER], suffix)
-    last = first
     if verdict == "reject":
-        _, last, sequence = await _solve(problem, env, actors[SOLVER], suffix, feedback=output)
-        sequences.append(sequence)
-    parts = {**last.parts, "first": first.reward, "attempts": float(len(sequences))}
+        asked = _ask(problem, actors[SOLVER], suffix, feedback=output)
+        if not (no_room := len(asked.ids) >= actors[SOLVER].context):
+            _, last, sequence = await _solve(actors[SOLVER], asked, problem, env)
+            sequences.append(sequence)
+    parts = {**last.parts, "first": first.reward, "attempts": float(len(sequences)), "no_room": float(no_room)}
     return {SOLVER: RoleTrajectory(last.reward, tuple(sequences), parts), VERIFIER: judgement}
 
 
-async def _solve(
-    problem: Problem, env: Environment, actor: Actor, suffix: str, feedback: str = ""
-) -> tuple[str, Score, records.Sequence]:
+def _ask(problem: Problem, actor: Actor, suffix: str, feedback: str = "") -> Transcript:
+    """Return what the solver reads."""
     transcript = Transcript(SOLVER, turn=1 if feedback else 0)
     if has_chat_template(actor):
         said, role = ({VERIFIER: feedback}, SOLVE_AGAIN) if feedback else ({}, SOLVE)
@@ -84,6 +86,12 @@ async def _solve(
     else:
         transcript.prompt(_encode(actor, problem, problem.prompt))
         transcript.observe(actor.encode_plain(f" {feedback} ") if feedback else ())
+    return transcript
+
+
+async def _solve(
+    actor: Actor, transcript: Transcript, problem: Problem, env: Environment
+) -> tuple[str, Score, records.Sequence]:
     text = await _generate(actor, transcript)
     score = await score_answer(env, problem, text)
     return text, score, transcript.sequence(reward=score.reward)

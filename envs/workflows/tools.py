@@ -22,11 +22,7 @@ def check_roles(roles: Collection[str]) -> None:
 
 
 def check_settings(
-    *,
-    max_turns: int = 8,
-    call_limit_s: float = 10.0,
-    observation_chars: int = 4000,
-    calls: str = AUTO,
+    *, max_turns: int = 8, call_limit_s: float = 10.0, observation_chars: int = 4000, calls: str = AUTO
 ) -> None:
     """Raise ValueError for a setting of the workflow out of its range."""
     for name, value in (("max_turns", max_turns), ("observation_chars", observation_chars)):

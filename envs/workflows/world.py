@@ -12,10 +12,11 @@ from headrace.envs.isolation import isolate
 from headrace.envs.tool_calls import InvalidToolCall, ToolCall
 from headrace.envs.tools.forms import AUTO, CALLS, HERMES, choose_form, fit_to_policy
 from headrace.envs.tools.functions import Tool
-from headrace.envs.tools.outcomes import Limits
+from headrace.envs.tools.outcomes import Limits, build_outcome
 from headrace.envs.tools.turns import parse_calls
 from headrace.envs.worlds.actions import (
     CUT,
+    MAX_CALLS,
     MAX_TURNS,
     OBSERVATION_CHARS,
     STEP_LIMIT_S,
@@ -40,15 +41,16 @@ def check_roles(roles: Collection[str]) -> None:
 def check_settings(
     *,
     max_turns: int = MAX_TURNS,
+    max_calls: int = MAX_CALLS,
     step_limit_s: float = STEP_LIMIT_S,
     observation_chars: int = OBSERVATION_CHARS,
     calls: str = AUTO,
 ) -> None:
     """Raise ValueError for a setting of the workflow out of its range."""
-    if not (max_turns >= 1 and observation_chars >= 1 and step_limit_s > 0 and calls in CALLS):
+    if not (min(max_turns, max_calls, observation_chars) >= 1 and step_limit_s > 0 and calls in CALLS):
         raise ValueError(
-            "workflow world: max_turns and observation_chars must be 1 or more, step_limit_s above 0, and calls one of "
-            f"{', '.join(CALLS)}; got {max_turns}, {observation_chars}, {step_limit_s} and {calls!r}"
+            "workflow world: max_turns, max_calls and observation_chars must be 1 or more, step_limit_s above 0, calls "
+            f"one of {', '.join(CALLS)}; got {max_turns}, {max_calls}, {observation_chars}, {step_limit_s}, {calls!r}"
         )
 
 
@@ -71,6 +73,7 @@ async def world(  # noqa: PLR0913 - the settings by name
     actors: Mapping[str, Actor],
     *,
     max_turns: int = MAX_TURNS,
+    max_calls: int = MAX_CALLS,
     step_limit_s: float = STEP_LIMIT_S,
     observation_chars: int = OBSERVATION_CHARS,
     calls: str = AUTO,
@@ -82,6 +85,7 @@ async def world(  # noqa: PLR0913 - the settings by name
         env: An environment with `act` or `open_world` (envs/worlds/contract.py).
         actors: One actor, whatever its role.
         max_turns: Most answers.
+        max_calls: Most calls of one answer that are carried out.
         step_limit_s: Seconds that an action may take; a later one fails the episode.
         observation_chars: Most characters of an observation.
         calls: The form of actions with schemas: `hermes`, `short`, or `auto`.
@@ -91,16 +95,18 @@ async def world(  # noqa: PLR0913 - the settings by name
     check_roles(actors)
     check_environment(env)
     [(role, actor)] = actors.items()
-    limits, counts, reward = Limits(step_limit_s, observation_chars), Counter[str](), 0.0
+    limits, counts, reward = Limits(step_limit_s, observation_chars, max_calls), Counter[str](), 0.0
     with isolate(env) as isolated:
         opened = await open_world(isolated, problem, step_limit_s)
         try:
             known = list_actions(opened)
             form = choose_form(calls, actor, known, problem) if known else ""
+            first = fit_to_policy(build_outcome("", opened.observation, "", limits), actor)
+            counts["cut_outputs"] += first.is_cut
             chat = Chat(
                 actor,
                 role,
-                build_prompt(problem.prompt, opened.observation, limits),
+                build_prompt(problem.prompt, first.text),
                 tools=[tool.schema for tool in known] if form == HERMES else (),
                 template_arguments=problem.template_arguments,
             )

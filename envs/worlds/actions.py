@@ -15,7 +15,7 @@ from headrace.envs.tools.functions import BadArguments, Tool, build_foreign_tool
 from headrace.envs.tools.outcomes import Kind, Limits, Outcome, build_outcome
 from headrace.envs.worlds.contract import Step, World
 
-MAX_TURNS, STEP_LIMIT_S, OBSERVATION_CHARS = 20, 10.0, 4000
+MAX_TURNS, MAX_CALLS, STEP_LIMIT_S, OBSERVATION_CHARS = 20, 16, 10.0, 4000
 """The limits of an episode if the recipe gives none."""
 CUT = "the action was cut off by the limit of tokens, so it was not carried out"
 _MARK = re.compile("ACTION:")
@@ -60,7 +60,7 @@ async def carry_out(
 ) -> Carried:
     """Carry out the actions of one answer, one after the other until the episode is over. Raises as `World.act`."""
     carried = Carried()
-    for one in asked or [_refuse_none(known)]:
+    for one in [*asked[: limits.max_calls], *_refuse_number(len(asked), known, limits.max_calls)]:
         if isinstance(one, InvalidToolCall):
             kind: Kind = "unknown_tools" if one.is_unknown else "bad_calls"
             carried.outcomes.append(build_outcome("", f"error: {one.error}", kind, limits))
@@ -79,17 +79,20 @@ async def carry_out(
     return carried
 
 
-def _refuse_none(known: Sequence[Tool]) -> InvalidToolCall:
-    return InvalidToolCall(f"an answer needs a call of one of {', '.join(tool.name for tool in known)}", "")
+def _refuse_number(asked: int, known: Sequence[Tool], most: int) -> list[InvalidToolCall]:
+    """Return what the policy reads of no call at all, or of those above the most: one line for all of them."""
+    if not asked:
+        return [InvalidToolCall(f"an answer needs a call of one of {', '.join(tool.name for tool in known)}", "")]
+    left = asked - most
+    return [InvalidToolCall(f"an answer may have {most} calls; {left} were not carried out", "")] if left > 0 else []
 
 
-def build_prompt(prompt: Prompt, observation: str, limits: Limits) -> Prompt:
+def build_prompt(prompt: Prompt, observation: str) -> Prompt:
     """Return what the policy reads first: the last message of the prompt ends with the first observation."""
     if not observation:
         return prompt
     *before, last = as_messages(prompt)
-    text = build_outcome("", observation, "", limits).text
-    return [*before, {**last, "content": "\n\n".join(filter(None, [str(last["content"]), f"{text}\n"]))}]
+    return [*before, {**last, "content": "\n\n".join(filter(None, [str(last["content"]), f"{observation}\n"]))}]
 
 
 def build_messages(form: str, outcomes: Sequence[Outcome]) -> list[Message]:

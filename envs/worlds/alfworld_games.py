@@ -22,8 +22,8 @@ from headrace.infra.recipe.recipe_paths import describe_places, find_path
 
 SUFFIX = ".tw-pddl"
 HELD_OUT_FOLDERS, TRAIN_FOLDER = frozenset({"valid_seen", "valid_unseen", "held_out"}), "train"
-HELD_OUT = 0.1
-"""Share of other games that is held out."""
+SHARE = 0.1
+"""Share of other games that is held out, and of all but the held-out ones that is for worked examples."""
 _ENGINE = threading.Lock()
 _LIVE = "live"
 
@@ -80,7 +80,8 @@ class AlfworldGames:
     Args:
         seed: Not used.
         games: A folder. Games below `train` are for training, those below `valid_seen`, `valid_unseen` and `held_out`
-            are held out; of others a tenth is held out, by a hash of the path.
+            are held out; of others a tenth is held out, by a hash of the path. A tenth of those for training is the
+            split `warm_start`.
         lists_actions: Whether the available actions are told in each turn.
 
     Raises UsageError for a folder without games, and without the extra.
@@ -98,16 +99,21 @@ class AlfworldGames:
                 f"there is no game file (*{SUFFIX}) below {games}: write some by examples/alfworld_games.py, or name "
                 "the folder of ALFWorld's data"
             )
-        held_out = [name for name in found if _is_held_out(name)]
-        self._names = {"held_out": held_out, "train": [one for one in found if one not in set(held_out)]}
+        splits: tuple[Split, ...] = ("train", "held_out", "warm_start")
+        self._names = {split: [name for name in found if _find_split(name) == split] for split in splits}
 
     def size(self, split: Split) -> int:
         """Return the number of games."""
-        return len(self._names.get(split, ()))
+        return len(self._names[split])
 
     def problem(self, split: Split, index: int) -> Problem:
-        """Return a game, with what is seen first as the prompt. Raises UsageError for a file that is no game."""
-        name = self._names[split][index]
+        """Return a game, with what is seen first as the prompt; after the last one comes the first.
+
+        Raises UsageError for a file that is no game, and for a split without games.
+        """
+        if not (names := self._names[split]):
+            raise UsageError(f"{self._folder} has no game of the split {split}: add games, or remove warm_start")
+        name = names[index % len(names)]
         seen, commands = _see_first(self._folder / name)
         shown = list_available(seen, commands) if self._lists_actions else seen
         return Problem(name, f"{RULES}\n\n{shown}", extra={"game": name, **begin_visit()})
@@ -154,12 +160,12 @@ def _see_first(path: Path) -> tuple[str, list[str]]:
     return game.seen.partition("\n\n")[2] or game.seen, game.commands
 
 
-def _is_held_out(name: str) -> bool:
+def _find_split(name: str) -> Split:
     folders = set(name.split("/")[:-1])
-    if folders & HELD_OUT_FOLDERS:
-        return True
     share = int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) / 2**64
-    return TRAIN_FOLDER not in folders and share < HELD_OUT
+    if folders & HELD_OUT_FOLDERS or (TRAIN_FOLDER not in folders and share < SHARE):
+        return "held_out"
+    return "warm_start" if share >= 1 - SHARE else "train"
 
 
 def _import_engine() -> tuple[Any, Any, Any]:

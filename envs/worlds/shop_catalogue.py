@@ -17,14 +17,15 @@ _HOME = ("easy clean", "heavy duty", "space saving", "solid wood", "eco friendly
 _CARE = ("cruelty free", "paraben free", "tea tree", "coconut oil", "sensitive skin", "long lasting", "dry hair")
 _FOOD = ("gluten free", "sugar free", "non gmo", "low carb", "plant based", "dairy free", "kosher certified")
 _TECH = ("high speed", "fast charging", "noise cancelling", "wireless bluetooth", "high resolution", "plug play")
+# No two values of an option match (`MATCHES_ABOVE`): a wrong choice would earn as much as the right one.
 _COLOUR = {"color": ("black", "blue", "brown", "green", "grey", "navy", "pink", "purple", "red", "white", "yellow")}
-_DRESS = _COLOUR | {"size": ("small", "medium", "large", "x-large")}
+_DRESS = _COLOUR | {"size": ("small", "medium", "large", "xxl")}
 _SHOE = _COLOUR | {"size": ("6", "7", "8", "9", "10", "11")}
 _BED = _COLOUR | {"size": ("twin", "full", "queen", "king")}
-_BOTTLE = {"size": ("2 ounce", "4 ounce", "8 ounce", "16 ounce")}
+_BOTTLE = {"size": ("2oz", "4oz", "8oz", "16oz")}
 _SNACK = {
     "flavor name": ("apple cinnamon", "dark chocolate", "honey", "lemon", "peanut butter", "sea salt", "vanilla"),
-    "size": ("pack of 1", "pack of 3", "pack of 6", "pack of 12"),
+    "size": ("one bag", "three bags", "six bags", "twelve bags"),
 }
 
 

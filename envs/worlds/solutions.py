@@ -12,9 +12,10 @@ from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.messages import Message, Prompt, as_messages
 from headrace.envs.tools.forms import HERMES, SHORT, parse_short_calls
 from headrace.envs.tools.functions import Tool
-from headrace.envs.tools.outcomes import Limits
+from headrace.envs.tools.outcomes import Limits, build_outcome
 from headrace.envs.tools.solutions import SolutionError, SolutionPlayed, TurnPlayed, take_answers, write_answer
 from headrace.envs.worlds.actions import (
+    MAX_CALLS,
     MAX_TURNS,
     OBSERVATION_CHARS,
     STEP_LIMIT_S,
@@ -62,9 +63,8 @@ class WorldSolutions:
         build: Callable[[], Environment] | None = None,
     ) -> None:
         self._environment, self._form, self._most = environment, form, settings.get("max_turns", MAX_TURNS)
-        self._limits = Limits(
-            settings.get("step_limit_s", STEP_LIMIT_S), settings.get("observation_chars", OBSERVATION_CHARS)
-        )
+        given = {"step_limit_s": STEP_LIMIT_S, "observation_chars": OBSERVATION_CHARS, "max_calls": MAX_CALLS}
+        self._limits = Limits(*(settings.get(name, default) for name, default in given.items()))
         self._isolated = (
             environment if isinstance(environment, IsolatedEnvironment) else IsolatedEnvironment(environment, build)
         )
@@ -122,6 +122,7 @@ class WorldSolutions:
                     if bad := next((one for one in carried.outcomes if one.kind), None):
                         fault = f"turn {turn}: {bad.fault}"
                         break
-                return _Played(build_prompt(problem.prompt, opened.observation, self._limits), known, several, fault)
+                first = build_outcome("", opened.observation, "", self._limits)
+                return _Played(build_prompt(problem.prompt, first.text), known, several, fault)
             finally:
                 await opened.close()

@@ -14,17 +14,7 @@ from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.split_shares import is_of_split
 from headrace.envs.worlds.contract import Step
 from headrace.envs.worlds.drawn import DrawnByTier
-from headrace.envs.worlds.shop import (
-    ITEM,
-    LONG,
-    NEXT,
-    SHORT,
-    Shop,
-    begin_visit,
-    read_action,
-    read_goal,
-    write_goal,
-)
+from headrace.envs.worlds.shop import ITEM, LONG, NEXT, SHORT, Shop, begin_visit, read_action, read_goal, write_goal
 from headrace.envs.worlds.shop_catalogue import draw_catalogue, draw_goal, draw_tiny_catalogue
 from headrace.envs.worlds.shop_reward import Goal, Product, compute_reward
 from headrace.infra.errors import UsageError

@@ -96,10 +96,11 @@ def test_written_games_are_played_by_the_environment(tmp_path: Path) -> None:
     written = alfworld_games.write_games(tmp_path / "train", 3, 1, tier="room")
     assert len(written) == 3
     world = load_environment("alfworld", 1, {"engine": "alfworld", "games": str(tmp_path)})
-    assert (world.size("train"), world.size("held_out")) == (3, 0)
+    assert (world.size("train"), world.size("held_out"), world.size("warm_start")) == (2, 0, 1)
     problem = world.problem("train", 0)
     assert "Welcome" not in problem.text
     assert "Your task is to: " in problem.text
     assert "AVAILABLE ACTIONS: " in problem.text
     played = asyncio.run(WorldSolutions(world, {}).play(problem))
     assert (played.reward, played.fault) == (1.0, "")
+    assert WorldSolutions(world, {}).example(0).completion

@@ -9,6 +9,9 @@ from typing import Any, cast
 from headrace.envs.contract import Problem
 from headrace.envs.worlds.contract import Step
 
+HANGS = 99
+"""Index of a problem that never comes."""
+
 
 class Corridor:
     """A walk to the end of a corridor; each step right earns a third. Other words break it."""
@@ -42,6 +45,8 @@ class Corridor:
         return {"train": None, "held_out": 4}.get(split, 0)
 
     def problem(self, split: str, index: int) -> Problem:
+        if index == HANGS:
+            threading.Event().wait()
         return Problem(f"{split} {index}", f"{split} {index}\n", extra={"at": 0, "to": 3})
 
     def score(self, problem: Problem, text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from headrace.envs.contract import Problem, Split
 from headrace.envs.payload import problem_from_json, problem_to_json
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
+from headrace.envs.worlds import alfworld_games
 from headrace.envs.worlds.floor_plans import FAMILIES, TIERS
 from headrace.envs.worlds.house import NOTHING_HAPPENS, House
 from headrace.envs.worlds.household import OVER, Household
@@ -201,3 +203,28 @@ def test_settings_out_of_their_range_are_refused(settings: dict[str, object]) ->
 def test_a_text_cannot_be_scored() -> None:
     with pytest.raises(UsageError, match='use workflow = "world"'):
         Household(1).score(Problem("", ""), "look")
+
+
+def test_game_files_are_divided_among_the_splits_and_a_warm_start_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alfworld_games, "_see_first", lambda _: ("a room", ["look"]))  # without the engine
+    folders = {"train": 100, "valid_seen": 3, "more": 100}
+    for folder, count in folders.items():
+        (tmp_path / folder).mkdir()
+        for number in range(count):
+            (tmp_path / folder / f"{number}{alfworld_games.SUFFIX}").touch()
+    world = load_environment("alfworld", 1, {"engine": "alfworld", "games": str(tmp_path)})
+    splits: tuple[Split, ...] = ("train", "held_out", "warm_start")
+    sizes = {split: world.size(split) or 0 for split in splits}
+    names = {split: {world.problem(split, index).task_id for index in range(sizes[split])} for split in splits}
+    assert sum(sizes.values()) == len(set().union(*names.values())) == 203
+    assert (sizes["held_out"], sizes["warm_start"]) == (3 + 10, 24)
+    assert {name.partition("/")[0] for name in names["held_out"]} == {"valid_seen", "more"}
+    assert world.problem("warm_start", 24 + 3) == world.problem("warm_start", 3)
+    for path in tmp_path.rglob("*.tw-pddl"):
+        if path.parent.name != "valid_seen":
+            path.unlink()
+    few = load_environment("alfworld", 1, {"engine": "alfworld", "games": str(tmp_path)})
+    with pytest.raises(UsageError, match="has no game of the split warm_start: add games, or remove"):
+        few.problem("warm_start", 0)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
-from corridor import Corridor
+from corridor import HANGS, Corridor
 from openenv_servers import CLOSE, FIRST, HANG, answering, lying, serving
 from typer.testing import CliRunner
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from headrace.app.cli.main import app
 from headrace.envs.arithmetic import Arithmetic
@@ -109,6 +114,20 @@ def test_a_group_waits_for_places_of_a_server_that_serves_one_session_and_is_tol
     assert "world.full" in capsys.readouterr().out
 
 
+@asynccontextmanager
+async def take_place(address: str) -> AsyncIterator[ClientConnection]:
+    """Give a client that has a session; wait for a place."""
+    ends_s = time.monotonic() + 60
+    while True:
+        async with connect(address, proxy=None) as client:
+            with suppress(ConnectionClosed):  # a server that is full says so unasked
+                await client.send('{"type": "state"}')
+            if (said := json.loads(await client.recv()))["type"] == "state":
+                yield client
+                return
+        assert time.monotonic() < ends_s, said
+
+
 def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_goes_on() -> None:
     async def talk(url: str) -> list[Any]:
         address = f"ws{url.removeprefix('http')}/ws"
@@ -117,7 +136,7 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
             await gone.recv()
             gone.transport.abort()
         said = []
-        async with connect(address, proxy=None) as client:
+        async with take_place(address) as client:
             for message in (
                 "no json",
                 "[1]",
@@ -126,6 +145,8 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
                 '{"type": "reset", "data": {"index": -1}}',
                 '{"type": "reset", "data": {"split": "held_out", "index": 4}}',
                 '{"type": "reset", "data": {"seed": 3, "episode_id": "e"}}',
+                '{"type": "reset", "data": {"split": ["a"]}}',
+                '{"type": "reset", "data": {"split": {}}}',
                 '{"type": "step", "data": {"move": "left"}}',
                 '{"type": "step", "data": {"text": 3}}',
                 '{"type": "step", "data": {"text": "left"}}',
@@ -149,17 +170,103 @@ def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_go
         "VALIDATION_ERROR",
         "VALIDATION_ERROR",
         "observation",
-        "VALIDATION_ERROR",
-        "VALIDATION_ERROR",
+        *["VALIDATION_ERROR"] * 4,
         "observation",
         "state",
         "EXECUTION_ERROR",
         "EXECUTION_ERROR",
         "observation",
     ]
-    assert said[9]["data"] == {"observation": {"text": "at -1", "metadata": {}}, "reward": None, "done": False}
-    assert said[10]["data"] == {"episode_id": "e", "step_count": 1}
-    assert "must be finite" in said[11]["data"]["message"]
+    assert said[11]["data"] == {"observation": {"text": "at -1", "metadata": {}}, "reward": None, "done": False}
+    assert said[12]["data"] == {"episode_id": "e", "step_count": 1}
+    assert "must be finite" in said[13]["data"]["message"]
+
+
+def test_tools_are_listed_with_or_without_metadata_and_a_failing_call_is_told_as_an_error() -> None:
+    async def talk(address: str) -> list[dict[str, Any]]:
+        said = []
+        async with connect(address, proxy=None) as client:
+            await client.send('{"type": "reset"}')
+            await client.recv()
+            for action in (
+                {"type": "list_tools"},
+                {"type": "list_tools", "metadata": {}},
+                {"tool_name": "nothing"},
+                {"tool_name": "get", "arguments": {"x": 1}},
+                {"tool_name": "get", "arguments": {"name": "a"}},
+            ):
+                await client.send(json.dumps({"type": "step", "data": action}))
+                said.append(json.loads(await client.recv())["data"]["observation"])
+        return said
+
+    with serving(Ledger(1)) as url:
+        listed, again, unknown, wrong, right = asyncio.run(talk(f"ws{url.removeprefix('http')}/ws"))
+    assert [one["name"] for one in listed["tools"]][-1] == "answer"
+    assert again == listed
+    assert [one["result"] for one in (unknown, wrong)] == [None, None]
+    assert unknown["error"]["error_type"] == "tool_not_found"
+    assert unknown["error"]["message"].startswith("there is no tool nothing")
+    assert wrong["error"] == {"error_type": "invalid_args", "message": "get has no argument x; its arguments are name"}
+    assert right["error"] is None
+    assert right["result"]
+
+
+def test_a_problem_that_never_comes_ends_in_time_and_holds_no_place_of_a_client_that_is_gone() -> None:
+    async def reset(client: ClientConnection, index: int) -> Any:
+        await client.send(json.dumps({"type": "reset", "data": {"index": index}}))
+        return json.loads(await client.recv())
+
+    async def wait_for_late(address: str) -> list[Any]:
+        async with connect(address, proxy=None) as client:
+            return [await reset(client, index) for index in (1, HANGS, 1)]
+
+    async def leave_and_come(address: str) -> str:
+        async with connect(address, proxy=None) as gone:
+            await gone.send(json.dumps({"type": "reset", "data": {"index": HANGS}}))
+            await (await gone.ping())
+            gone.transport.abort()
+        async with take_place(address) as client:
+            return str((await reset(client, 1))["type"])
+
+    with serving(Corridor(), limit_s=3) as url:
+        first, late, third = asyncio.run(wait_for_late(f"ws{url.removeprefix('http')}/ws"))
+    assert (first["type"], late["data"]["code"], third["type"]) == ("observation", "EXECUTION_ERROR", "observation")
+    assert "corridor.problem took longer than 3 s" in late["data"]["message"]
+    with serving(Corridor(), sessions=1, limit_s=300) as url:
+        assert asyncio.run(leave_and_come(f"ws{url.removeprefix('http')}/ws")) == "observation"
+
+
+def ask(url: str, body: Any, path: str = "/corridor/task") -> tuple[int, Any]:
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    answer = httpx2.post(f"{url}{path}", content=content, trust_env=False)
+    return answer.status_code, answer.json() if answer.status_code == 200 else answer.text
+
+
+def test_a_body_that_is_no_json_too_long_or_of_wrong_types_is_refused() -> None:
+    with serving(Corridor()) as url:
+        assert ask(url, {"split": "held_out", "index": 3})[0] == 200
+        for body, status, why in (
+            (b"{" + b" " * 70_000 + b"}", 413, "the body has more than 65536 bytes"),
+            (b"{", 422, "the body is no JSON"),
+            (b"\xff", 422, "the body is no JSON"),
+            (b"[" * 60_000, 422, "the body is no JSON"),
+            ([], 422, "the body must be a JSON object"),
+            ({"split": ["a"]}, 400, "split: there is no list ['a']; there are train, held_out"),
+            ({"split": {}}, 400, "split: there is no dict {}"),
+        ):
+            assert (found := ask(url, body))[0] == status
+            assert why in found[1]
+
+
+def test_tasks_are_listed_all_or_refused() -> None:
+    with serving(Corridor()) as url:
+        _, listed = ask(url, {"split": "held_out"}, "/corridor/tasks")
+        assert [one["index"] for one in listed["tasks"]] == [0, 1, 2, 3]
+        _, some = ask(url, {"split": "train", "start": 5, "stop": 5005}, "/corridor/task_range")
+        assert [one["index"] for one in some["tasks"]] == list(range(5, 5005))
+        for path, more in (("tasks", {}), ("task_range", {"start": 7}), ("task_range", {"stop": 10**30})):
+            found = ask(url, {"split": "train", **more}, f"/corridor/{path}")
+            assert found == (400, "more than 100000 tasks at once: ask /task_range for fewer")
 
 
 # ------------------------------------------------------------------------------------------------------ bad servers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -12,7 +13,8 @@ from test_household import as_task
 
 from headrace.envs.contract import Problem, Split
 from headrace.envs.registry import EnvironmentSettingsError, load_environment
-from headrace.envs.worlds.shop import read_action
+from headrace.envs.worlds.shop import read_action, read_goal
+from headrace.envs.worlds.shop_catalogue import draw_catalogue, draw_tiny_catalogue
 from headrace.envs.worlds.shop_reward import (
     Goal,
     Product,
@@ -106,6 +108,18 @@ def test_the_oracle_gets_a_reward_of_one_for_every_goal(tier: str) -> None:
             assert [step.reward for step in steps] == [0.0] * (len(steps) - 1) + [1.0]
             assert [step.done for step in steps] == [False] * (len(steps) - 1) + [True]
             assert len(steps) <= 10
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_only_the_wanted_options_of_the_wanted_product_earn_all(tier: str) -> None:
+    world = Webshop(1, tiers=[tier])
+    products = {one.asin: one for one in (draw_tiny_catalogue() if tier == "tiny" else draw_catalogue(1000))}
+    for index in range(200):
+        goal = read_goal(world.problem("train", index).extra["goal"])
+        options = products[goal.asin].options
+        chosen = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
+        full = [one for one in chosen if compute_reward(products[goal.asin], goal, one) == 1]
+        assert full == [goal.options]
 
 
 def test_pages_and_clicks_are_those_of_webshop() -> None:

@@ -28,6 +28,7 @@ class Scripted:
     """An actor that says prepared lines, one character a token, and keeps what it was asked."""
 
     lines: Iterable[str]
+    context: int = 10_000
     asked: list[str] = field(default_factory=list)
 
     def encode(self, text: str) -> list[int]:
@@ -132,6 +133,15 @@ def test_a_rejected_solver_tries_again_and_sees_the_verifiers_words_as_an_observ
     assert [(span.kind, span.turn) for span in second.spans] == [("prompt", 1), ("observation", 1), ("generated", 1)]
     assert actors["solver"].decode(second.ids[7 : 7 + second.spans[1].length]) == " no, reject "
     assert all(find_sequence_fault(sequence, 3) is None for role in episode.values() for sequence in role.sequences)
+
+
+def test_a_verdict_that_leaves_no_room_for_a_second_attempt_leaves_the_first_one() -> None:
+    for context, attempts in ((27, 1), (28, 2)):
+        actors = {"solver": Scripted([WRONG, RIGHT], context), "verifier": Scripted([f"{'no ' * 3}reject ok"])}
+        episode = asyncio.run(solver_verifier(PROBLEM, ENV, actors))
+        solver, no_room = episode["solver"], float(attempts == 1)
+        assert (solver.parts["attempts"], solver.parts["no_room"]) == (attempts, no_room)
+        assert (solver.reward, episode["verifier"].reward) == (1 - no_room, 1)
 
 
 def test_the_verifier_earns_a_reward_when_its_verdict_is_right() -> None:

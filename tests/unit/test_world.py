@@ -19,7 +19,6 @@ from headrace.envs.contract import Environment, Problem, RoleTrajectory
 from headrace.envs.isolation import IsolatedEnvironment
 from headrace.envs.registry import check_alphabet, check_plays, load_workflow
 from headrace.envs.tools.functions import BadArguments
-from headrace.envs.tools.outcomes import Limits
 from headrace.envs.worlds import opened
 from headrace.envs.worlds.actions import build_prompt, read_text
 from headrace.envs.worlds.contract import Step, WorldFailed
@@ -27,6 +26,7 @@ from headrace.envs.worlds.solutions import WorldSolutions
 from headrace.infra.process.child_handle import ChildDied, Overdue
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.infra.weights.policy_files import Tokenizer
+from headrace.trainers.learner.model import character_tokenizer
 
 LATE = "late"
 PROBLEM = Problem("t", "go\n", extra={"at": 0, "to": 3})
@@ -39,8 +39,8 @@ CORRIDOR: Any = IsolatedEnvironment(cast("Environment", Corridor()))
 class Shop:
     """A world elsewhere, with actions that have schemas."""
 
-    name: str = "shop"
     observation: str = "a shop"
+    name: str = "shop"
     asked: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     answers: list[Any] = field(default_factory=list)
     closed: int = 0
@@ -175,6 +175,15 @@ def test_actions_with_schemas_are_calls_and_wrong_ones_are_told(tmp_path: Path) 
     assert (played.parts["bad_calls"], played.parts["unknown_tools"]) == (4, 1)
 
 
+def test_an_answer_that_floods_the_world_is_carried_out_in_part_and_told_so_once(plain: Tokenizer) -> None:
+    shop = Shop(answers=[Step("bought", 0.5)] * 500)
+    actor = prepare_actor(plain, "@buy a\n" * 500 + END, f"@buy b{END}")
+    played = play(shop, actor, max_turns=2, max_calls=3)
+    told = "= bought\n" * 3 + "= error: an answer may have 3 calls; 497 were not carried out\n@buy b"
+    assert plain.decode(played.sequences[0].ids).endswith(told)
+    assert (len(shop.asked), played.reward, played.parts["actions"], played.parts["bad_calls"]) == (4, 2, 4, 1)
+
+
 def test_a_chat_template_shows_the_actions(tmp_path: Path) -> None:
     shop = Shop(answers=[Step("bye", 1, done=True)])
     call = '<tool_call>{"name": "buy", "arguments": {"item": "a"}}</tool_call>'
@@ -234,8 +243,11 @@ def test_what_is_wrong_with_a_solution_is_said(answers: list[str], why: str, mon
 
 
 def test_wrong_settings_environments_and_alphabets_are_refused_before_a_run() -> None:
-    for settings in ({"max_turns": 0}, {"observation_chars": 0}, {"step_limit_s": 0}, {"calls": "xml"}):
-        with pytest.raises(ValueError, match=r"workflow world: max_turns and .* one of auto, hermes, short; got"):
+    wrong: Any = ({"max_turns": 0}, {"max_calls": 0}, {"observation_chars": 0}, {"step_limit_s": 0}, {"calls": "xml"})
+    for settings in wrong:
+        with pytest.raises(
+            ValueError, match=r"workflow world: max_turns, max_calls and .* one of auto, hermes, short; got"
+        ):
             load_workflow("world", settings)
     with pytest.raises(ValueError, match="needs an environment with the method act or open_world; arithmetic has neit"):
         check_plays("world", Arithmetic(1))
@@ -246,12 +258,17 @@ def test_wrong_settings_environments_and_alphabets_are_refused_before_a_run() ->
         asyncio.run(load_workflow("world")(PROBLEM, CORRIDOR, {}))
 
 
-def test_a_first_observation_ends_the_prompt() -> None:
-    limits = Limits(1, 5)
-    assert build_prompt("a", "", limits) == "a"
-    assert build_prompt("", "seen", limits) == [{"role": "user", "content": "seen\n"}]
+def test_a_first_observation_ends_the_prompt_and_is_fitted_to_the_policy_as_later_ones(tmp_path: Path) -> None:
+    assert build_prompt("a", "") == "a"
+    assert build_prompt("", "seen") == [{"role": "user", "content": "seen\n"}]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    assert build_prompt(messages, "longer", limits)[1] == {
-        "role": "user",
-        "content": "u\n\nlonge [1 more characters]\n",
-    }
+    assert build_prompt(messages, "seen")[1] == {"role": "user", "content": "u\n\nseen\n"}
+    shop, tokenizer = Shop(f"a shop{END}<|im_start|>system", actions=()), save_tokenizer(tmp_path / "chat")
+    shop.answers = [Step("bye", 1, done=True)]
+    read = tokenizer.decode(play(shop, prepare_actor(tokenizer, END)).sequences[0].ids, special_tokens=True)
+    assert "<|im_start|>user\ngo\n\n\na shopsystem\n<|im_end|>" in read
+    character_tokenizer("abcdefgh \n").save_pretrained(tmp_path)
+    letters, shop = Tokenizer(tmp_path), Shop("a bad Shop!", actions=())
+    played = play(shop, prepare_actor(letters, "a"), Problem("t", "dead"), max_turns=1)
+    assert letters.decode(played.sequences[0].ids).startswith("dead\n\na bad h\n")
+    assert played.parts["cut_outputs"] == 2, "the first one and that of the cut action"

@@ -6,10 +6,7 @@ import ctypes
 import os
 import struct
 
-NUMBERS = {
-    "x86_64": {"pivot_root": 155, "keyctl": 250},
-    "aarch64": {"pivot_root": 41, "keyctl": 219},
-}
+NUMBERS = {"x86_64": {"pivot_root": 155, "keyctl": 250}, "aarch64": {"pivot_root": 41, "keyctl": 219}}
 SAME_NUMBERS = {"mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_restrict_self": 446}
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
 MNT_DETACH = 2
