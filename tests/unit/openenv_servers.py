@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import uvicorn
@@ -27,6 +29,8 @@ from headrace.envs.tools.outcomes import Limits
 TEXT_SCHEMA = {"action": {"properties": {"metadata": {}, "move": {"type": "string"}}, "required": ["move"]}}
 FIRST = {"type": "observation", "data": {"observation": {"seen": "a door"}, "reward": None, "done": False}}
 CLOSE = "close"
+RESET = "reset"
+"""The connection is reset: the server's machine or process died."""
 HANG = "hang"
 
 
@@ -85,6 +89,10 @@ def lying(*answers: Any, routes: Any = None, status: int = 101) -> Iterator[str]
         async for _ in client:
             said = left.pop(0) if left else CLOSE
             if said == CLOSE:
+                return
+            if said == RESET:
+                client.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+                client.transport.abort()
                 return
             if said == HANG:
                 await asyncio.to_thread(over.wait)

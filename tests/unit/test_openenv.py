@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
 from corridor import Corridor
-from openenv_servers import CLOSE, FIRST, HANG, answering, lying, serving
+from openenv_servers import CLOSE, FIRST, HANG, RESET, answering, lying, serving
 from typer.testing import CliRunner
 from websockets.asyncio.client import connect
 
@@ -194,6 +194,8 @@ def error(code: str, message: str = "why", **more: Any) -> dict[str, Any]:
         ([FIRST, step(observation=None)], "its observation must be a JSON object, got NoneType"),
         ([FIRST, error("EXECUTION_ERROR", "KeyError: 'x'")], "failed at an action: EXECUTION_ERROR: KeyError: 'x'"),
         ([FIRST, CLOSE], "failed at an action: it closed the connection"),
+        ([FIRST, RESET], "failed at an action: it closed the connection"),
+        ([FIRST, step(), RESET], "failed at an action: it closed the connection"),
         ([FIRST, "x" * 3000], "it closed the connection: .*1009"),
     ],
 )
