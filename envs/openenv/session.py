@@ -45,7 +45,12 @@ class OpenEnvSession:
         address = f"ws{url.removeprefix('http')}/ws"
         try:
             socket = await connect(
-                address, open_timeout=CONNECT_S, close_timeout=CLOSE_S, max_size=MOST_BYTES, proxy=None
+                address,
+                open_timeout=CONNECT_S,
+                ping_interval=None,  # a server that computes cannot answer a ping; every wait has its own limit
+                close_timeout=CLOSE_S,
+                max_size=MOST_BYTES,
+                proxy=None,
             )
         except InvalidStatus as error:
             status = error.response.status_code

@@ -250,6 +250,16 @@ def test_a_server_that_hangs_fails_the_episode_in_time(plain: Tokenizer) -> None
         act(url, plain, "go", step_limit_s=0.2)
 
 
+def test_a_server_that_computes_for_long_is_not_left_for_want_of_pongs() -> None:
+    async def look(url: str) -> float | None:
+        opened = await session.OpenEnvSession.connect(url)
+        await opened.close()
+        return opened._socket.ping_interval
+
+    with lying() as url:
+        assert asyncio.run(look(url)) is None
+
+
 def test_an_action_that_the_server_refuses_is_told_to_the_policy(plain: Tokenizer) -> None:
     wrong = [{"loc": ["move"], "msg": "too long"}, {"loc": ["x", 0], "msg": "extra"}]
     refused = error("VALIDATION_ERROR", "Invalid message", errors=wrong)
