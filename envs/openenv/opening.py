@@ -38,7 +38,7 @@ class Opening:
     field: str
     """The field of an observation that the policy reads; empty for all."""
     limit_s: float
-    """Seconds for `reset`."""
+    """Seconds until the first observation and the actions are known."""
     needs_text: bool
     """Whether the policy would have nothing to read without a first observation."""
     note_full: Callable[[str], None]
@@ -47,39 +47,42 @@ class Opening:
 
 async def open_at(routes: Routes, opening: Opening) -> OpenedWorld:
     """Begin an episode. Raises ConnectionError if the server is away or full, WorldFailed, and OutOfTime."""
-    url = routes.url
-    with _name_server(url, "does not begin an episode"):
+    with _name_server(routes.url, "does not begin an episode"):
         form = read_action_form(await asyncio.to_thread(routes.get, "/schema"))
-        session, first = await _reset_when_free(url, opening)
-        try:
-            text, actions = await _look(session, form, first, opening)
-        except BaseException:
-            await session.close()
-            raise
-    return OpenedWorld(session, form, actions, text, opening.field)
+        return await _begin_when_free(routes.url, form, opening)
 
 
-async def _reset_when_free(url: str, opening: Opening) -> tuple[OpenEnvSession, dict[str, Any]]:
-    """Return a session whose world was reset, with the answer; while the server is full, wait."""
+async def _begin_when_free(url: str, form: ActionForm, opening: Opening) -> OpenedWorld:
+    """Begin an episode; while the server is full, wait."""
     backoff, loop = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), asyncio.get_running_loop()
     until_s = loop.time() + FULL_LIMIT_S
     while True:
-        session = await OpenEnvSession.connect(url)
         try:
-            async with asyncio.timeout(opening.limit_s) as limit:
-                return session, await session.ask("reset", opening.reset)
-        except BaseException as error:
-            await session.close()
-            if isinstance(error, TimeoutError) and limit.expired():
-                raise OutOfTime(f"{url} began no episode within {opening.limit_s:g} s (start_limit_s)") from error
-            if isinstance(error, Closed):
-                raise ConnectionError(f"{url} closed the connection at the start: {error}") from error
-            if not (isinstance(error, Refused) and error.code == CAPACITY_REACHED):
+            return await _begin(url, form, opening)
+        except Refused as error:
+            if error.code != CAPACITY_REACHED:
                 raise
             opening.note_full(str(error))
             if loop.time() >= until_s:
                 raise ConnectionError(f"{url} was full for {FULL_LIMIT_S:g} s: {error}") from error
         await asyncio.sleep(backoff.next_s())
+
+
+async def _begin(url: str, form: ActionForm, opening: Opening) -> OpenedWorld:
+    session = await OpenEnvSession.connect(url)
+    try:
+        async with asyncio.timeout(opening.limit_s) as limit:
+            try:
+                first = await session.ask("reset", opening.reset)
+            except Closed as error:
+                raise ConnectionError(f"{url} closed the connection at the start: {error}") from error
+            text, actions = await _look(session, form, first, opening)
+    except BaseException as error:
+        await session.close()
+        if isinstance(error, TimeoutError) and limit.expired():
+            raise OutOfTime(f"{url} began no episode within {opening.limit_s:g} s (start_limit_s)") from error
+        raise
+    return OpenedWorld(session, form, actions, text, opening.field)
 
 
 async def _look(

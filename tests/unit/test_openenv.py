@@ -246,6 +246,9 @@ def test_a_server_that_is_away_or_full_makes_the_episode_wait(
 def test_a_server_that_hangs_fails_the_episode_in_time(plain: Tokenizer) -> None:
     with lying(HANG) as url, pytest.raises(OutOfTime, match=r"began no episode within 0.2 s \(start_limit_s\)"):
         act(url, plain, "go", start_limit_s=0.2)
+    tools = {"/schema": {"action": {"properties": {}}}}
+    with lying(FIRST, HANG, routes=tools) as url, pytest.raises(OutOfTime, match=r"began no episode within 0.2 s"):
+        act(url, plain, "go", start_limit_s=0.2)
     with lying(FIRST, HANG) as url, pytest.raises(OutOfTime, match=r"an action in openenv took longer than 0.2 s"):
         act(url, plain, "go", step_limit_s=0.2)
 
