@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from headrace.envs.contact import CONTACT
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.messages import show_value
 from headrace.envs.openenv.opening import OpenedWorld, Opening, open_at
@@ -91,10 +92,12 @@ class OpenEnv:
     async def open_world(self, problem: Problem) -> OpenedWorld:
         """See `OpensWorlds.open_world`. Raises also OutOfTime."""
         needs_text = not problem.text.strip()
-        return await open_at(
+        opened = await open_at(
             self._routes,
             Opening(problem.extra["reset"], self._field, self._start_limit_s, needs_text, self._note_full),
         )
+        CONTACT.get().note_reached()
+        return opened
 
     @property
     def version(self) -> str:
