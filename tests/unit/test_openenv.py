@@ -19,7 +19,7 @@ from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.contract import RoleTrajectory, Split
 from headrace.envs.identity import find_version
 from headrace.envs.ledger import Ledger
-from headrace.envs.openenv import opening, session
+from headrace.envs.openenv import places, session
 from headrace.envs.openenv.environment import OpenEnv
 from headrace.envs.openenv.wire import read_action_form, show_observation
 from headrace.envs.registry import check_plays, load_environment, load_workflow
@@ -236,9 +236,11 @@ def test_a_server_that_is_away_or_full_makes_the_episode_wait(
     full = error("CAPACITY_REACHED")
     with lying(full, full, FIRST, step(done=True, reward=1)) as url:
         assert act(url, plain, "go").reward == 1
-    monkeypatch.setattr(opening, "FULL_LIMIT_S", 0.2)
-    with lying(*[full] * 50) as url, pytest.raises(ConnectionError, match=r"was full for 0.2 s: CAPACITY_REACHED: why"):
+    monkeypatch.setattr(places, "FULL_LIMIT_S", 0.2)
+    why = r"is full \(CAPACITY_REACHED: why\) for 0.2 s: let it serve more sessions"
+    with lying(*[full] * 50) as url, pytest.raises(OutOfTime, match=why) as failed:
         act(url, plain, "go")
+    assert build_failure(0, failed.value).reason == "time_limit"
     with lying(CLOSE) as url, pytest.raises(ConnectionError, match="closed the connection at the start"):
         act(url, plain, "go")
 

@@ -83,6 +83,10 @@ class Reachability(Contact):
         self._pauses.end(ENVIRONMENT)
         self._try.close()
 
+    def note_full(self, why: str) -> None:
+        """Report that episodes wait for a place. The environment is there: the others go on."""
+        self._pauses.begin(ENVIRONMENT, why)
+
     def _is_away(self) -> bool:
         return self._away_since_s is not None
 
