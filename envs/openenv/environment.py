@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 
@@ -119,14 +120,16 @@ class OpenEnv:
         return {ours: (theirs, self._count_tasks(name, theirs)) for ours, theirs in chosen.items() if theirs}
 
     def _find_world(self) -> tuple[str, dict[str, str]]:
-        """Return the world's name, and its splits with their types."""
+        """Return the world's name as in a path, and its splits with their types."""
         names = self._routes.find("/list_environments")
         there = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
         if self._env and there and self._env.lower() not in map(str.lower, there):
             raise WorldFailed(f"{self._routes.url} has no world {self._env!r}; it has {', '.join(there)}")
-        name = self._env or next(iter(there), "")
+        name = quote(self._env or next(iter(there), ""), safe="")
         listed = self._routes.find(f"/{name}/splits") if name else None
         splits = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        if self._env and not splits:
+            raise WorldFailed(f"{self._routes.url} lists no splits of tasks for {self._env!r}: leave `env` out")
         return name, {str(one.get("name")): str(one.get("type")) for one in splits}
 
     def _count_tasks(self, name: str, split: str) -> int | None:

@@ -46,7 +46,7 @@ def answering(routes: Any) -> Iterator[str]:
     """Serve JSON by path, whatever the method; yield the address."""
 
     async def answer(request: Request) -> JSONResponse:
-        found = routes.get(request.url.path)
+        found = routes.get(request.scope["path"])
         return JSONResponse(found, HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK)
 
     with running(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:

@@ -345,6 +345,17 @@ def test_splits_are_chosen_by_their_types_or_named_and_without_tasks_seeds_never
         assert env.problem("held_out", 0) == other.problem("held_out", 0)
 
 
+def test_a_world_of_any_name_has_its_tasks_and_a_named_one_without_any_is_refused() -> None:
+    name = "my data #1? 50%20x"
+    there = {f"/{name}/splits": [{"name": "all", "type": "train"}], f"/{name}/num_tasks": {"num_tasks": 7}}
+    with answering({"/list_environments": [name], **there}) as url:
+        assert (OpenEnv(1, url).size("train"), OpenEnv(1, url, env=name).size("train")) == (7, 7)
+    with answering({"/list_environments": [name]}) as url:
+        assert OpenEnv(1, url).size("train") is None
+        with pytest.raises(WorldFailed, match=r"lists no splits of tasks for 'my data .*': leave `env` out"):
+            OpenEnv(1, url, env=name).size("train")
+
+
 def test_wrong_settings_are_refused() -> None:
     for settings, why in (
         ({"url": "localhost:8000"}, "url must be the address of a server, as http://host:port; got 'localhost:8000'"),
