@@ -116,6 +116,8 @@ class OpenEnv:
         train = self._asked["train"] or _find_kind(kinds, "train") or next(iter(kinds), "")
         others = {split: kind for split, kind in kinds.items() if split != train}
         held_out = self._asked["held_out"] or _find_kind(others, "test") or _find_kind(others, "validation")
+        if train and train == held_out:
+            raise WorldFailed(f"held_out would be {train!r}, the split for training: name another, or leave it out")
         chosen = {"train": train, "held_out": held_out}
         return {ours: (theirs, self._count_tasks(name, theirs)) for ours, theirs in chosen.items() if theirs}
 

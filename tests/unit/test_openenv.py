@@ -328,6 +328,9 @@ def test_splits_are_chosen_by_their_types_or_named_and_without_tasks_seeds_never
         assert OpenEnv(1, url, tasks=9).size("train") == 9
         with pytest.raises(WorldFailed, match="has no split 'x'; it has dev, all, hard"):
             OpenEnv(1, url, train="x").size("train")
+        for same in ({"held_out": "all"}, {"train": "dev", "held_out": "dev"}):
+            with pytest.raises(WorldFailed, match="held_out would be '(all|dev)', the split for training"):
+                OpenEnv(1, url, **same).size("held_out")  # type: ignore[arg-type]
         with pytest.raises(WorldFailed, match="has no world 'v'; it has w"):
             OpenEnv(1, url, env="v").size("train")
     for count in (-1, "many", True, None):
