@@ -68,8 +68,10 @@ def run_side(side: str, recipe: Path, folder: Path, limit_s: float) -> Result:
 
 
 def read_headrace(file: Path, recipe_file: Path) -> Result:
-    """Return the figures of a run of `headrace up` from its summary."""
+    """Return the figures of a run of `headrace up` from its summary. Raises RunFailed if an episode failed."""
     found, recipe = read_result(file.read_bytes()), load_recipe(str(recipe_file))
+    if errors := found.summary.get("errors"):
+        raise RunFailed(f"episodes of the run failed, so its groups were not whole: {errors[0]}")
     made = {name: [(version, at_s) for version, _, at_s in one.progress] for name, one in found.policies.items()}
     skipped = recipe.trainer.max_staleness + 2  # until then the windows fill
     trained = sum(one.groups.trained for one in found.policies.values())

@@ -100,6 +100,9 @@ def test_a_summary_gives_the_steady_rate_what_was_lost_and_the_audits_verdict(tm
     assert (found.versions_per_s, found.samples_per_s) == (0.25, pytest.approx(2 * 0.25 * 128))
     assert (found.discarded, found.audit) == (0.2, "does not close: sums:7 was lost")
     assert found.held_out["solver"] == ((0, 0.25),)
+    file.write_text(json.dumps({**whole, "errors": ["3 of 640 episodes failed"]}))
+    with pytest.raises(RunFailed, match="its groups were not whole: 3 of 640 episodes failed"):
+        read_headrace(file, recipe)
 
 
 # ------------------------------------------------------------------------------------------------------------- plays
