@@ -13,7 +13,7 @@ from headrace.envs.contact import CONTACT
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.messages import show_value
 from headrace.envs.openenv.opening import OpenedWorld, Opening, open_at
-from headrace.envs.openenv.routes import Routes
+from headrace.envs.openenv.routes import Routes, is_address
 from headrace.envs.worlds.contract import WorldFailed
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_kinds
@@ -60,7 +60,7 @@ class OpenEnv:
     ) -> None:
         given = {"url": url, "env": env, "tasks": tasks, "train": train, "held_out": held_out, "prompt": prompt}
         check_kinds("openenv", OpenEnv, given | {"observation": observation, "start_limit_s": start_limit_s})
-        if not url.startswith(("http://", "https://")):
+        if not is_address(url):
             raise ValueError(f"url must be the address of a server, as http://host:port; got {url!r}")
         if tasks < 0 or not start_limit_s > 0:
             raise ValueError(f"tasks must be 0 or more, start_limit_s above 0; got {tasks} and {start_limit_s}")

@@ -58,6 +58,8 @@ class OpenEnvSession:
                 raise ConnectionError(f"{address} answers with HTTP {status}") from error
             raise WorldFailed(f"{address} answers with HTTP {status}: is it an OpenEnv server?") from error
         except InvalidHandshake as error:
+            if isinstance(error.__cause__, EOFError):  # it closed the connection
+                raise ConnectionError(f"{url} does not answer ({error})") from error
             raise WorldFailed(f"{address} does not speak WebSocket ({error}): is it an OpenEnv server?") from error
         except (OSError, EOFError) as error:  # a time limit, too
             raise ConnectionError(f"{url} does not answer ({type(error).__name__}: {error})") from error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
 from corridor import Corridor
-from openenv_servers import CLOSE, FIRST, HANG, RESET, answering, lying, serving
+from openenv_servers import CLOSE, FIRST, HANG, RESET, answering, lying, replying, serving
 from typer.testing import CliRunner
 from websockets.asyncio.client import connect
 
@@ -216,6 +216,7 @@ def test_a_server_that_lies_or_dies_fails_the_episode_with_its_reason(
         ({"/schema": None}, 101, WorldFailed, "has no route /schema: is it an OpenEnv server"),
         ({}, 404, WorldFailed, "answers with HTTP 404: is it an OpenEnv server"),
         ({}, 503, ConnectionError, "answers with HTTP 503"),
+        ({}, 0, ConnectionError, "does not answer"),
         ({"/schema": {"action": {"properties": {}}}}, 101, WorldFailed, "its actions are calls of tools, but it lists"),
     ],
 )
@@ -225,6 +226,17 @@ def test_what_is_no_server_of_openenv_is_told_from_one_that_is_away(
     with lying(FIRST, FIRST, routes=routes, status=status) as url, pytest.raises(kind, match=why) as failed:
         act(url, plain, "go")
     assert is_unreachable(failed.value) == (kind is ConnectionError)
+
+
+def test_what_speaks_no_http_is_no_server_that_is_away_but_one_that_hangs_up_is() -> None:
+    for scheme, text, kind in (
+        ("http", b"SSH-2.0-x\r\n\r\n", WorldFailed),
+        ("https", b"HTTP/1.1 400 Bad Request\r\n\r\n", WorldFailed),
+        ("http", b"", ConnectionError),
+        ("http", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", ConnectionError),
+    ):
+        with replying(text) as address, pytest.raises(kind):
+            OpenEnv(1, f"{scheme}{address}").size("train")
 
 
 def test_a_server_that_is_away_or_full_makes_the_episode_wait(
@@ -329,7 +341,7 @@ def test_splits_are_chosen_by_their_types_or_named_and_without_tasks_seeds_never
         with pytest.raises(WorldFailed, match="has no split 'x'; it has dev, all, hard"):
             OpenEnv(1, url, train="x").size("train")
         for same in ({"held_out": "all"}, {"train": "dev", "held_out": "dev"}):
-            with pytest.raises(WorldFailed, match="held_out would be '(all|dev)', the split for training"):
+            with pytest.raises(WorldFailed, match=r"held_out would be '(all|dev)', the split for training"):
                 OpenEnv(1, url, **same).size("held_out")  # type: ignore[arg-type]
         with pytest.raises(WorldFailed, match="has no world 'v'; it has w"):
             OpenEnv(1, url, env="v").size("train")
@@ -362,6 +374,8 @@ def test_a_world_of_any_name_has_its_tasks_and_a_named_one_without_any_is_refuse
 def test_wrong_settings_are_refused() -> None:
     for settings, why in (
         ({"url": "localhost:8000"}, "url must be the address of a server, as http://host:port; got 'localhost:8000'"),
+        ({"url": "http://"}, "url must be the address of a server"),
+        ({"url": "http://host:port"}, "url must be the address of a server"),
         ({"url": "http://a", "tasks": -1}, "tasks must be 0 or more"),
         ({"url": 3}, "url must be a string"),
     ):
