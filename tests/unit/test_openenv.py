@@ -21,8 +21,11 @@ from headrace.envs.identity import find_version
 from headrace.envs.ledger import Ledger
 from headrace.envs.openenv import places, session
 from headrace.envs.openenv.environment import OpenEnv
-from headrace.envs.openenv.wire import read_action_form, show_observation
+from headrace.envs.openenv.wire import read_action_form, read_tools, show_observation
 from headrace.envs.registry import check_plays, load_environment, load_workflow
+from headrace.envs.tool_calls import ToolCall
+from headrace.envs.tools.forms import parse_short_calls
+from headrace.envs.tools.functions import build_foreign_tool
 from headrace.envs.worlds.contract import WorldFailed
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.infra.weights.policy_files import Tokenizer
@@ -310,6 +313,25 @@ def test_the_form_of_actions_is_read_from_the_schema() -> None:
     assert form.write("act", {"x": 3}) == {"t": 1, "x": 3}
     one = read_action_form({"action": {"properties": {"move": {"type": "string", "enum": ["a"]}}}})
     assert one.list_actions(), "a choice is no free text"
+
+
+def test_tools_and_actions_that_no_call_can_fit_are_refused() -> None:
+    tool = {"name": "get", "input_schema": {"properties": {"a": {"type": "string"}}, "required": None}}
+    assert read_tools({"tools": [tool]})[0]["parameters"]["required"] == []
+    for name in ("get-weather", "browser.click"):
+        [read] = read_tools({"tools": [{**tool, "name": name}]})
+        known = [build_foreign_tool(name, "", read["parameters"], print)]
+        assert parse_short_calls(f"@{name} x", known) == [ToolCall(name, {"a": "x"})]
+    with pytest.raises(WorldFailed, match="it lists two tools of the name get"):
+        read_tools({"tools": [tool, tool]})
+    for required in ("a", [3], ["b"], [["a"]], 1):
+        schema = {"properties": {"a": {}, "c": {}}, "required": required}
+        with pytest.raises(
+            WorldFailed, match="the input_schema of its tool get requires what is not in its properties"
+        ):
+            read_tools({"tools": [{"name": "get", "input_schema": schema}]})
+        with pytest.raises(WorldFailed, match="its /schema requires what is not in its properties"):
+            read_action_form({"action": schema})
 
 
 def test_the_policy_reads_the_only_field_the_chosen_one_or_all() -> None:
