@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -13,12 +14,13 @@ from headrace.envs.contact import CONTACT
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.messages import show_value
 from headrace.envs.openenv.opening import OpenedWorld, Opening, open_at
-from headrace.envs.openenv.routes import Routes, is_address
+from headrace.envs.openenv.routes import Routes
 from headrace.envs.worlds.contract import WorldFailed
 from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_kinds
 from headrace.schemas.ids import derive_seed
 
+ADDRESS = re.compile(r"https?://(\S+@)?(\[[\da-fA-F:.]+\]|[^\s/:?#\[]+)(:\d{1,5})?(/[^\s?#]*)?")
 SEEDS = 2**31
 """Seeds are below: random generators of many libraries take no larger ones."""
 
@@ -60,7 +62,7 @@ class OpenEnv:
     ) -> None:
         given = {"url": url, "env": env, "tasks": tasks, "train": train, "held_out": held_out, "prompt": prompt}
         check_kinds("openenv", OpenEnv, given | {"observation": observation, "start_limit_s": start_limit_s})
-        if not is_address(url):
+        if not ADDRESS.fullmatch(url):
             raise ValueError(f"url must be the address of a server, as http://host:port; got {url!r}")
         if tasks < 0 or not start_limit_s > 0:
             raise ValueError(f"tasks must be 0 or more, start_limit_s above 0; got {tasks} and {start_limit_s}")

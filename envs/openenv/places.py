@@ -9,11 +9,13 @@ from contextlib import suppress
 from typing import TypeVar
 
 from headrace.envs.contact import CONTACT
-from headrace.infra.backoff import Backoff
 from headrace.infra.unreachable import OutOfTime
 
 T = TypeVar("T")
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+PAUSE_S = 0.5
+"""Between two tries at a full server."""
+SLOW_S = 1.0
+"""Seconds without an answer after which the next episode may try, too."""
 SAID_AFTER_S = 3.0
 """Seconds without a session of this worker at a full server, after which the wait is reported."""
 FULL_LIMIT_S = 600.0
@@ -43,8 +45,8 @@ class Places:
         if not self._line:
             with suppress(Full):
                 return self._note_opened(await begin())
-        loop, backoff, pause_s = asyncio.get_running_loop(), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), None
-        me, since_s = asyncio.Event(), loop.time()
+        me, loop, pause_s = asyncio.Event(), asyncio.get_running_loop(), None
+        since_s = loop.time()
         self._line.append(me)
         self._wake_first()
         try:
@@ -52,9 +54,8 @@ class Places:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await me.wait()
-                        backoff.reset()
                 me.clear()
-                next_one = loop.call_later(LONGEST_PAUSE_S, self._leave, me)  # a slow start holds nobody up
+                next_one = loop.call_later(SLOW_S, self._leave, me)
                 try:
                     return self._note_opened(await begin())
                 except Full as error:
@@ -63,7 +64,7 @@ class Places:
                     next_one.cancel()
                 if me not in self._line:
                     self._line.appendleft(me)
-                pause_s = backoff.next_s()
+                pause_s = PAUSE_S
         finally:
             self._leave(me)
 

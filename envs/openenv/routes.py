@@ -27,15 +27,6 @@ load_certificates = cache(ssl.create_default_context)
 """Loading them takes more CPU time than a request."""
 
 
-def is_address(url: str) -> bool:
-    """Return whether a text is the address of a server."""
-    try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        return False
-    return parsed.scheme in ("http", "https") and bool(parsed.host)
-
-
 class Routes:
     """The routes of one server. They block.
 

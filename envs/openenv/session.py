@@ -44,14 +44,9 @@ class OpenEnvSession:
         """Connect to a server, as `http://host:port`. Raises ConnectionError if it is away, and WorldFailed."""
         address = f"ws{url.removeprefix('http')}/ws"
         try:
-            socket = await connect(
-                address,
-                open_timeout=CONNECT_S,
-                ping_interval=None,  # a server that computes cannot answer a ping; every wait has its own limit
-                close_timeout=CLOSE_S,
-                max_size=MOST_BYTES,
-                proxy=None,
-            )
+            # A server that computes answers no ping, so there are none: every wait has its own limit.
+            timeouts: Any = {"open_timeout": CONNECT_S, "ping_interval": None, "close_timeout": CLOSE_S}
+            socket = await connect(address, max_size=MOST_BYTES, proxy=None, **timeouts)
         except InvalidStatus as error:
             status = error.response.status_code
             if status in AWAY:

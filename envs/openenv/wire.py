@@ -6,7 +6,6 @@ Checked against the package openenv 0.10.0 by `make test-worlds`.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +75,8 @@ def read_tools(observation: Any) -> list[dict[str, Any]]:
     if not isinstance(listed, list) or not listed:
         raise WorldFailed(f"its actions are calls of tools, but it lists none, got {show_value(observation)}")
     tools = [_read_tool(one) for one in listed]
-    if twice := {one for one, count in Counter(tool["name"] for tool in tools).items() if count > 1}:
+    names = [tool["name"] for tool in tools]
+    if twice := {name for name in names if names.count(name) > 1}:
         raise WorldFailed(f"it lists two tools of the name {min(twice)}")
     return tools
 

@@ -403,7 +403,8 @@ def test_wrong_settings_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             load_environment("openenv", 1, settings)
-    check_plays("world", load_environment("openenv", 1, {"url": "https://a"}))
+    for url in ("https://a", "http://127.0.0.1:80/", "http://[::1]:80", "https://me:key@a-b.c:443/path"):
+        check_plays("world", load_environment("openenv", 1, {"url": url}))
 
 
 def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:

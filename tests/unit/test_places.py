@@ -63,7 +63,7 @@ def test_places_are_given_in_the_order_of_the_waiting_as_soon_as_one_is_free_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(places, "FULL_LIMIT_S", 0.2)
-    monkeypatch.setattr(places, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(places, "PAUSE_S", 60.0)
     server = Server(1)
 
     async def play() -> None:
@@ -75,6 +75,7 @@ def test_places_are_given_in_the_order_of_the_waiting_as_soon_as_one_is_free_and
 
 
 def test_a_wait_without_any_session_of_the_worker_is_reported_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "PAUSE_S", 0.05)
     monkeypatch.setattr(places, "FULL_LIMIT_S", 0.4)
     monkeypatch.setattr(places, "SAID_AFTER_S", 0.2)
     server, heard = Server(0), Heard()
@@ -102,7 +103,7 @@ def test_an_own_session_that_lasts_makes_no_episode_fail(monkeypatch: pytest.Mon
 
 
 def test_a_slow_start_and_one_that_is_cancelled_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(places, "SLOW_S", 0.05)
     server = Server(0, slow_s=1.0)
 
     async def play() -> None:
