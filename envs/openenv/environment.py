@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 
+from headrace.envs.contact import CONTACT
 from headrace.envs.contract import Problem, Score, Split
 from headrace.envs.messages import show_value
 from headrace.envs.openenv.opening import OpenedWorld, Opening, open_at
@@ -17,6 +20,7 @@ from headrace.infra.errors import UsageError
 from headrace.infra.recipe.named import check_kinds
 from headrace.schemas.ids import derive_seed
 
+ADDRESS = re.compile(r"https?://(\S+@)?(\[[\da-fA-F:.]+\]|[^\s/:?#\[]+)(:\d{1,5})?(/[^\s?#]*)?")
 SEEDS = 2**31
 """Seeds are below: random generators of many libraries take no larger ones."""
 
@@ -58,7 +62,7 @@ class OpenEnv:
     ) -> None:
         given = {"url": url, "env": env, "tasks": tasks, "train": train, "held_out": held_out, "prompt": prompt}
         check_kinds("openenv", OpenEnv, given | {"observation": observation, "start_limit_s": start_limit_s})
-        if not url.startswith(("http://", "https://")):
+        if not ADDRESS.fullmatch(url):
             raise ValueError(f"url must be the address of a server, as http://host:port; got {url!r}")
         if tasks < 0 or not start_limit_s > 0:
             raise ValueError(f"tasks must be 0 or more, start_limit_s above 0; got {tasks} and {start_limit_s}")
@@ -91,10 +95,12 @@ class OpenEnv:
     async def open_world(self, problem: Problem) -> OpenedWorld:
         """See `OpensWorlds.open_world`. Raises also OutOfTime."""
         needs_text = not problem.text.strip()
-        return await open_at(
+        opened = await open_at(
             self._routes,
             Opening(problem.extra["reset"], self._field, self._start_limit_s, needs_text, self._note_full),
         )
+        CONTACT.get().note_reached()
+        return opened
 
     @property
     def version(self) -> str:
@@ -112,18 +118,22 @@ class OpenEnv:
         train = self._asked["train"] or _find_kind(kinds, "train") or next(iter(kinds), "")
         others = {split: kind for split, kind in kinds.items() if split != train}
         held_out = self._asked["held_out"] or _find_kind(others, "test") or _find_kind(others, "validation")
+        if train and train == held_out:
+            raise WorldFailed(f"held_out would be {train!r}, the split for training: name another, or leave it out")
         chosen = {"train": train, "held_out": held_out}
         return {ours: (theirs, self._count_tasks(name, theirs)) for ours, theirs in chosen.items() if theirs}
 
     def _find_world(self) -> tuple[str, dict[str, str]]:
-        """Return the world's name, and its splits with their types."""
+        """Return the world's name as in a path, and its splits with their types."""
         names = self._routes.find("/list_environments")
         there = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
         if self._env and there and self._env.lower() not in map(str.lower, there):
             raise WorldFailed(f"{self._routes.url} has no world {self._env!r}; it has {', '.join(there)}")
-        name = self._env or next(iter(there), "")
+        name = quote(self._env or next(iter(there), ""), safe="")
         listed = self._routes.find(f"/{name}/splits") if name else None
         splits = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        if self._env and not splits:
+            raise WorldFailed(f"{self._routes.url} lists no splits of tasks for {self._env!r}: leave `env` out")
         return name, {str(one.get("name")): str(one.get("type")) for one in splits}
 
     def _count_tasks(self, name: str, split: str) -> int | None:

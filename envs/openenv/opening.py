@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from headrace.envs.openenv.places import PLACES, Full
 from headrace.envs.openenv.routes import Routes
 from headrace.envs.openenv.session import Closed, OpenEnvSession, Refused
 from headrace.envs.openenv.wire import (
@@ -21,12 +23,7 @@ from headrace.envs.openenv.wire import (
 )
 from headrace.envs.tools.functions import BadArguments
 from headrace.envs.worlds.contract import Step, WorldFailed
-from headrace.infra.backoff import Backoff
 from headrace.infra.unreachable import OutOfTime
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-FULL_LIMIT_S = 60.0
-"""Seconds that an episode waits for a place at a full server, before the server counts as away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Opening:
     field: str
     """The field of an observation that the policy reads; empty for all."""
     limit_s: float
-    """Seconds for `reset`."""
+    """Seconds until the first observation and the actions are known."""
     needs_text: bool
     """Whether the policy would have nothing to read without a first observation."""
     note_full: Callable[[str], None]
@@ -46,40 +43,37 @@ class Opening:
 
 
 async def open_at(routes: Routes, opening: Opening) -> OpenedWorld:
-    """Begin an episode. Raises ConnectionError if the server is away or full, WorldFailed, and OutOfTime."""
-    url = routes.url
-    with _name_server(url, "does not begin an episode"):
+    """Begin an episode; while the server is full, wait.
+
+    Raises ConnectionError if the server is away, WorldFailed, and OutOfTime.
+    """
+    with _name_server(routes.url, "does not begin an episode"):
         form = read_action_form(await asyncio.to_thread(routes.get, "/schema"))
-        session, first = await _reset_when_free(url, opening)
-        try:
-            text, actions = await _look(session, form, first, opening)
-        except BaseException:
-            await session.close()
-            raise
-    return OpenedWorld(session, form, actions, text, opening.field)
+        places = PLACES[routes.url]
+        return await places.open(partial(_begin, routes.url, form, opening, places.note_closed))
 
 
-async def _reset_when_free(url: str, opening: Opening) -> tuple[OpenEnvSession, dict[str, Any]]:
-    """Return a session whose world was reset, with the answer; while the server is full, wait."""
-    backoff, loop = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), asyncio.get_running_loop()
-    until_s = loop.time() + FULL_LIMIT_S
-    while True:
-        session = await OpenEnvSession.connect(url)
-        try:
-            async with asyncio.timeout(opening.limit_s) as limit:
-                return session, await session.ask("reset", opening.reset)
-        except BaseException as error:
-            await session.close()
-            if isinstance(error, TimeoutError) and limit.expired():
-                raise OutOfTime(f"{url} began no episode within {opening.limit_s:g} s (start_limit_s)") from error
-            if isinstance(error, Closed):
+async def _begin(url: str, form: ActionForm, opening: Opening, on_close: Callable[[], None]) -> OpenedWorld:
+    """Begin an episode. Raises also Full."""
+    session = await OpenEnvSession.connect(url)
+    try:
+        async with asyncio.timeout(opening.limit_s) as limit:
+            try:
+                first = await session.ask("reset", opening.reset)
+            except Closed as error:
                 raise ConnectionError(f"{url} closed the connection at the start: {error}") from error
-            if not (isinstance(error, Refused) and error.code == CAPACITY_REACHED):
-                raise
-            opening.note_full(str(error))
-            if loop.time() >= until_s:
-                raise ConnectionError(f"{url} was full for {FULL_LIMIT_S:g} s: {error}") from error
-        await asyncio.sleep(backoff.next_s())
+            except Refused as error:
+                if error.code != CAPACITY_REACHED:
+                    raise
+                opening.note_full(str(error))
+                raise Full(f"{url} is full ({error})") from error
+            text, actions = await _look(session, form, first, opening)
+    except BaseException as error:
+        await session.close()
+        if isinstance(error, TimeoutError) and limit.expired():
+            raise OutOfTime(f"{url} began no episode within {opening.limit_s:g} s (start_limit_s)") from error
+        raise
+    return OpenedWorld(session, form, actions, text, opening.field, on_close)
 
 
 async def _look(
@@ -106,9 +100,10 @@ class OpenedWorld:
         actions: Sequence[Mapping[str, Any]],
         observation: str,
         field: str,
+        on_close: Callable[[], None],
     ) -> None:
         self.observation, self.actions = observation, actions
-        self._session, self._form, self._field = session, form, field
+        self._session, self._form, self._field, self._on_close = session, form, field, on_close
 
     async def act(self, name: str, arguments: Mapping[str, Any]) -> Step:
         """See `World.act`. A server that closes the connection now has failed: the episode's state is lost."""
@@ -125,6 +120,7 @@ class OpenedWorld:
     async def close(self) -> None:
         """Give the world back. Raises nothing."""
         await self._session.close()
+        self._on_close()
 
 
 @contextmanager

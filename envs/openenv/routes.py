@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
+from functools import cache
 from typing import Any
 
 import httpx2
@@ -17,6 +19,12 @@ MOST_BYTES = 16 * 2**20
 AWAY = {429, 502, 503, 504}
 MISSING = {404, 405, 501}
 """What a server answers that has no such route, or whose world has no tasks."""
+
+
+WRONG = ("illegal", "CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
+"""Words in errors that no wait mends: what answers speaks no HTTP or no TLS, or its certificate is not valid."""
+load_certificates = cache(ssl.create_default_context)
+"""Loading them takes more CPU time than a request."""
 
 
 class Routes:
@@ -38,11 +46,13 @@ class Routes:
         method, url = ("GET" if body is None else "POST"), f"{self.url}{path}"
         try:
             with (
-                httpx2.Client(trust_env=False, timeout=LIMIT_S) as client,
+                httpx2.Client(trust_env=False, timeout=LIMIT_S, verify=load_certificates()) as client,
                 client.stream(method, url, json=body) as got,
             ):
                 status, content = got.status_code, self._read(path, got)
         except httpx2.TransportError as error:
+            if any(word in str(error) for word in WRONG):
+                raise WorldFailed(f"{self.url} is no server of OpenEnv, or not trusted: {error}") from error
             raise ConnectionError(f"{self.url} does not answer ({type(error).__name__}: {error})") from error
         if status in AWAY:
             raise ConnectionError(f"{self.url} answers with HTTP {status}")

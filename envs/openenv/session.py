@@ -44,15 +44,17 @@ class OpenEnvSession:
         """Connect to a server, as `http://host:port`. Raises ConnectionError if it is away, and WorldFailed."""
         address = f"ws{url.removeprefix('http')}/ws"
         try:
-            socket = await connect(
-                address, open_timeout=CONNECT_S, close_timeout=CLOSE_S, max_size=MOST_BYTES, proxy=None
-            )
+            # A server that computes answers no ping, so there are none: every wait has its own limit.
+            timeouts: Any = {"open_timeout": CONNECT_S, "ping_interval": None, "close_timeout": CLOSE_S}
+            socket = await connect(address, max_size=MOST_BYTES, proxy=None, **timeouts)
         except InvalidStatus as error:
             status = error.response.status_code
             if status in AWAY:
                 raise ConnectionError(f"{address} answers with HTTP {status}") from error
             raise WorldFailed(f"{address} answers with HTTP {status}: is it an OpenEnv server?") from error
         except InvalidHandshake as error:
+            if isinstance(error.__cause__, EOFError):  # it closed the connection
+                raise ConnectionError(f"{url} does not answer ({error})") from error
             raise WorldFailed(f"{address} does not speak WebSocket ({error}): is it an OpenEnv server?") from error
         except (OSError, EOFError) as error:  # a time limit, too
             raise ConnectionError(f"{url} does not answer ({type(error).__name__}: {error})") from error

@@ -63,7 +63,7 @@ def read_action_form(schemas: Any) -> ActionForm:
         [(name, one)] = free.items()
         if one.get("type") == "string" and "enum" not in one:
             return ActionForm(text_field=name, constants=constants)
-    required = [name for name in schema.get("required", ()) if name in free]
+    required = [name for name in _read_required("its /schema", schema) if name in free]
     parameters = {"type": "object", "properties": free, "required": required}
     parameters |= {"$defs": schema["$defs"]} if "$defs" in schema else {}
     return ActionForm(constants=constants, schema=parameters)
@@ -74,7 +74,11 @@ def read_tools(observation: Any) -> list[dict[str, Any]]:
     listed = observation.get("tools") if isinstance(observation, dict) else None
     if not isinstance(listed, list) or not listed:
         raise WorldFailed(f"its actions are calls of tools, but it lists none, got {show_value(observation)}")
-    return [_read_tool(one) for one in listed]
+    tools = [_read_tool(one) for one in listed]
+    names = [tool["name"] for tool in tools]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise WorldFailed(f"it lists two tools of the name {min(twice)}")
+    return tools
 
 
 def _read_tool(told: Any) -> dict[str, Any]:
@@ -86,7 +90,17 @@ def _read_tool(told: Any) -> dict[str, Any]:
         raise WorldFailed(f"the input_schema of its tool {name} is no JSON schema, got {show_value(schema)}")
     if not all(isinstance(one, dict) for one in properties.values()):
         raise WorldFailed(f"the input_schema of its tool {name} is no JSON schema, got {show_value(schema)}")
-    return {"name": name, "description": str(told.get("description") or ""), "parameters": schema}
+    required = _read_required(f"the input_schema of its tool {name}", schema)
+    parameters = {**schema, "required": required} if "required" in schema else schema
+    return {"name": name, "description": str(told.get("description") or ""), "parameters": parameters}
+
+
+def _read_required(what: str, schema: Mapping[str, Any]) -> list[str]:
+    """Return the parameters that a call needs. Raises WorldFailed for one that no call can give."""
+    required, known = schema.get("required") or [], schema.get("properties") or {}
+    if not isinstance(required, list) or not all(isinstance(one, str) and one in known for one in required):
+        raise WorldFailed(f"{what} requires what is not in its properties, got {show_value(required)}")
+    return required
 
 
 def show_observation(observation: Any, chosen: str = "") -> str:

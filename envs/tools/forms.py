@@ -21,7 +21,7 @@ CALLS = (AUTO, HERMES, SHORT)
 SIGNS = "@,= \n"
 """Characters of the short form, beside those of names and arguments."""
 _LINE = re.compile(r"^@(.*)$", re.MULTILINE)
-_CALL = re.compile(r"([A-Za-z_]\w*)(?:[ \t]+(.*))?")
+_CALL = re.compile(r"([A-Za-z_][\w./-]*)(?:[ \t]+(.*))?")
 
 
 def choose_form(calls: str, actor: Actor, tools: Sequence[Tool], problem: Problem) -> str:

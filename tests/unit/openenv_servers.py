@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import socketserver
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import uvicorn
@@ -27,6 +30,8 @@ from headrace.envs.tools.outcomes import Limits
 TEXT_SCHEMA = {"action": {"properties": {"metadata": {}, "move": {"type": "string"}}, "required": ["move"]}}
 FIRST = {"type": "observation", "data": {"observation": {"seen": "a door"}, "reward": None, "done": False}}
 CLOSE = "close"
+RESET = "reset"
+"""The connection is reset: the server's machine or process died."""
 HANG = "hang"
 
 
@@ -42,7 +47,7 @@ def answering(routes: Any) -> Iterator[str]:
     """Serve JSON by path, whatever the method; yield the address."""
 
     async def answer(request: Request) -> JSONResponse:
-        found = routes.get(request.url.path)
+        found = routes.get(request.scope["path"])
         return JSONResponse(found, HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK)
 
     with running(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
@@ -64,31 +69,61 @@ def running(app: Starlette) -> Iterator[str]:
 
 
 @contextmanager
+def replying(text: bytes) -> Iterator[str]:
+    """Send a text, whatever is asked, and close the connection; yield the address."""
+
+    class Reply(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1000)
+            self.request.sendall(text)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Reply) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def as_text(said: Any) -> str:
+    return said if isinstance(said, str) else json.dumps(said)
+
+
+def hang_up(client: ServerConnection, said: Any) -> None:
+    """Reset the connection, or let its handler close it."""
+    if said != RESET:
+        return
+    client.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+    client.transport.abort()
+
+
+@contextmanager
 def lying(*answers: Any, routes: Any = None, status: int = 101) -> Iterator[str]:
     """Serve sessions that give these answers in turn, texts or JSON, whatever they are asked; yield the address.
 
-    `routes`: path to what it answers; a text is sent as it is, and a path that is missing is not found.
+    `routes`: path to what it answers; a text is sent as it is, and a path that is missing is not found. `status`: of
+    the answer to a WebSocket's handshake; 0 resets the connection.
     """
     left, ready, over = list(answers), threading.Event(), threading.Event()
     there = {"/schema": TEXT_SCHEMA, **(routes or {})}
     address: list[int] = []
 
-    def answer_plain(_: ServerConnection, request: Asked) -> Response | None:
+    def answer_plain(client: ServerConnection, request: Asked) -> Response | None:
         if request.path == "/ws":
-            return None if status == 101 else Response(status, "no", Headers())
+            hang_up(client, CLOSE if status else RESET)
+            return None if status in (0, 101) else Response(status, "no", Headers())
         found = there.get(request.path)
         code = HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK
-        body = found if isinstance(found, str) else json.dumps(found)
-        return Response(code, code.phrase, Headers({"Content-Length": str(len(body))}), body.encode())
+        body = as_text(found).encode()
+        return Response(code, code.phrase, Headers({"Content-Length": str(len(body))}), body)
 
     async def answer(client: ServerConnection) -> None:
         async for _ in client:
             said = left.pop(0) if left else CLOSE
-            if said == CLOSE:
+            if said in (CLOSE, RESET):
+                hang_up(client, said)
                 return
             if said == HANG:
                 await asyncio.to_thread(over.wait)
-            await client.send(said if isinstance(said, str | bytes) else json.dumps(said))
+            await client.send(as_text(said))
             if isinstance(said, dict) and said["data"].get("code") == "CAPACITY_REACHED":
                 return
 

@@ -65,7 +65,7 @@ BUDGET = {
     "app": 5250,
     "benchmarks": 5250,
     "consumers": 3000,
-    "envs": 9700,
+    "envs": 9800,
     "infra": 11700,
     "ledger": 900,
     "ops": 14000,

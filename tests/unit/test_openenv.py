@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from chat_models import END, prepare_actor, save_tokenizer
 from corridor import HANGS, Corridor
-from openenv_servers import CLOSE, FIRST, HANG, answering, lying, serving
+from openenv_servers import CLOSE, FIRST, HANG, RESET, answering, lying, replying, serving
 from typer.testing import CliRunner
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -24,10 +24,13 @@ from headrace.envs.arithmetic import Arithmetic
 from headrace.envs.contract import RoleTrajectory, Split
 from headrace.envs.identity import find_version
 from headrace.envs.ledger import Ledger
-from headrace.envs.openenv import opening, session
+from headrace.envs.openenv import places, session
 from headrace.envs.openenv.environment import OpenEnv
-from headrace.envs.openenv.wire import read_action_form, show_observation
+from headrace.envs.openenv.wire import read_action_form, read_tools, show_observation
 from headrace.envs.registry import check_plays, load_environment, load_workflow
+from headrace.envs.tool_calls import ToolCall
+from headrace.envs.tools.forms import parse_short_calls
+from headrace.envs.tools.functions import build_foreign_tool
 from headrace.envs.worlds.contract import WorldFailed
 from headrace.infra.unreachable import OutOfTime, is_unreachable
 from headrace.infra.weights.policy_files import Tokenizer
@@ -301,6 +304,8 @@ def error(code: str, message: str = "why", **more: Any) -> dict[str, Any]:
         ([FIRST, step(observation=None)], "its observation must be a JSON object, got NoneType"),
         ([FIRST, error("EXECUTION_ERROR", "KeyError: 'x'")], "failed at an action: EXECUTION_ERROR: KeyError: 'x'"),
         ([FIRST, CLOSE], "failed at an action: it closed the connection"),
+        ([FIRST, RESET], "failed at an action: it closed the connection"),
+        ([FIRST, step(), RESET], "failed at an action: it closed the connection"),
         ([FIRST, "x" * 3000], "it closed the connection: .*1009"),
     ],
 )
@@ -321,6 +326,7 @@ def test_a_server_that_lies_or_dies_fails_the_episode_with_its_reason(
         ({"/schema": None}, 101, WorldFailed, "has no route /schema: is it an OpenEnv server"),
         ({}, 404, WorldFailed, "answers with HTTP 404: is it an OpenEnv server"),
         ({}, 503, ConnectionError, "answers with HTTP 503"),
+        ({}, 0, ConnectionError, "does not answer"),
         ({"/schema": {"action": {"properties": {}}}}, 101, WorldFailed, "its actions are calls of tools, but it lists"),
     ],
 )
@@ -332,6 +338,17 @@ def test_what_is_no_server_of_openenv_is_told_from_one_that_is_away(
     assert is_unreachable(failed.value) == (kind is ConnectionError)
 
 
+def test_what_speaks_no_http_is_no_server_that_is_away_but_one_that_hangs_up_is() -> None:
+    for scheme, text, kind in (
+        ("http", b"SSH-2.0-x\r\n\r\n", WorldFailed),
+        ("https", b"HTTP/1.1 400 Bad Request\r\n\r\n", WorldFailed),
+        ("http", b"", ConnectionError),
+        ("http", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", ConnectionError),
+    ):
+        with replying(text) as address, pytest.raises(kind):
+            OpenEnv(1, f"{scheme}{address}").size("train")
+
+
 def test_a_server_that_is_away_or_full_makes_the_episode_wait(
     plain: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,9 +358,11 @@ def test_a_server_that_is_away_or_full_makes_the_episode_wait(
     full = error("CAPACITY_REACHED")
     with lying(full, full, FIRST, step(done=True, reward=1)) as url:
         assert act(url, plain, "go").reward == 1
-    monkeypatch.setattr(opening, "FULL_LIMIT_S", 0.2)
-    with lying(*[full] * 50) as url, pytest.raises(ConnectionError, match=r"was full for 0.2 s: CAPACITY_REACHED: why"):
+    monkeypatch.setattr(places, "FULL_LIMIT_S", 0.2)
+    why = r"is full \(CAPACITY_REACHED: why\) for 0.2 s: let it serve more sessions"
+    with lying(*[full] * 50) as url, pytest.raises(OutOfTime, match=why) as failed:
         act(url, plain, "go")
+    assert build_failure(0, failed.value).reason == "time_limit"
     with lying(CLOSE) as url, pytest.raises(ConnectionError, match="closed the connection at the start"):
         act(url, plain, "go")
 
@@ -351,8 +370,21 @@ def test_a_server_that_is_away_or_full_makes_the_episode_wait(
 def test_a_server_that_hangs_fails_the_episode_in_time(plain: Tokenizer) -> None:
     with lying(HANG) as url, pytest.raises(OutOfTime, match=r"began no episode within 0.2 s \(start_limit_s\)"):
         act(url, plain, "go", start_limit_s=0.2)
+    tools = {"/schema": {"action": {"properties": {}}}}
+    with lying(FIRST, HANG, routes=tools) as url, pytest.raises(OutOfTime, match=r"began no episode within 0.2 s"):
+        act(url, plain, "go", start_limit_s=0.2)
     with lying(FIRST, HANG) as url, pytest.raises(OutOfTime, match=r"an action in openenv took longer than 0.2 s"):
         act(url, plain, "go", step_limit_s=0.2)
+
+
+def test_a_server_that_computes_for_long_is_not_left_for_want_of_pongs() -> None:
+    async def look(url: str) -> float | None:
+        opened = await session.OpenEnvSession.connect(url)
+        await opened.close()
+        return opened._socket.ping_interval
+
+    with lying() as url:
+        assert asyncio.run(look(url)) is None
 
 
 def test_an_action_that_the_server_refuses_is_told_to_the_policy(plain: Tokenizer) -> None:
@@ -390,6 +422,25 @@ def test_the_form_of_actions_is_read_from_the_schema() -> None:
     assert one.list_actions(), "a choice is no free text"
 
 
+def test_tools_and_actions_that_no_call_can_fit_are_refused() -> None:
+    tool = {"name": "get", "input_schema": {"properties": {"a": {"type": "string"}}, "required": None}}
+    assert read_tools({"tools": [tool]})[0]["parameters"]["required"] == []
+    for name in ("get-weather", "browser.click"):
+        [read] = read_tools({"tools": [{**tool, "name": name}]})
+        known = [build_foreign_tool(name, "", read["parameters"], print)]
+        assert parse_short_calls(f"@{name} x", known) == [ToolCall(name, {"a": "x"})]
+    with pytest.raises(WorldFailed, match="it lists two tools of the name get"):
+        read_tools({"tools": [tool, tool]})
+    for required in ("a", [3], ["b"], [["a"]], 1):
+        schema = {"properties": {"a": {}, "c": {}}, "required": required}
+        with pytest.raises(
+            WorldFailed, match="the input_schema of its tool get requires what is not in its properties"
+        ):
+            read_tools({"tools": [{"name": "get", "input_schema": schema}]})
+        with pytest.raises(WorldFailed, match="its /schema requires what is not in its properties"):
+            read_action_form({"action": schema})
+
+
 def test_the_policy_reads_the_only_field_the_chosen_one_or_all() -> None:
     for observation, chosen, text in (
         ({"a": "x", "done": False, "metadata": {"m": 1}}, "", "x"),
@@ -418,6 +469,9 @@ def test_splits_are_chosen_by_their_types_or_named_and_without_tasks_seeds_never
         assert OpenEnv(1, url, tasks=9).size("train") == 9
         with pytest.raises(WorldFailed, match="has no split 'x'; it has dev, all, hard"):
             OpenEnv(1, url, train="x").size("train")
+        for same in ({"held_out": "all"}, {"train": "dev", "held_out": "dev"}):
+            with pytest.raises(WorldFailed, match=r"held_out would be '(all|dev)', the split for training"):
+                OpenEnv(1, url, **same).size("held_out")  # type: ignore[arg-type]
         with pytest.raises(WorldFailed, match="has no world 'v'; it has w"):
             OpenEnv(1, url, env="v").size("train")
     for count in (-1, "many", True, None):
@@ -435,15 +489,29 @@ def test_splits_are_chosen_by_their_types_or_named_and_without_tasks_seeds_never
         assert env.problem("held_out", 0) == other.problem("held_out", 0)
 
 
+def test_a_world_of_any_name_has_its_tasks_and_a_named_one_without_any_is_refused() -> None:
+    name = "my data #1? 50%20x"
+    there = {f"/{name}/splits": [{"name": "all", "type": "train"}], f"/{name}/num_tasks": {"num_tasks": 7}}
+    with answering({"/list_environments": [name], **there}) as url:
+        assert (OpenEnv(1, url).size("train"), OpenEnv(1, url, env=name).size("train")) == (7, 7)
+    with answering({"/list_environments": [name]}) as url:
+        assert OpenEnv(1, url).size("train") is None
+        with pytest.raises(WorldFailed, match=r"lists no splits of tasks for 'my data .*': leave `env` out"):
+            OpenEnv(1, url, env=name).size("train")
+
+
 def test_wrong_settings_are_refused() -> None:
     for settings, why in (
         ({"url": "localhost:8000"}, "url must be the address of a server, as http://host:port; got 'localhost:8000'"),
+        ({"url": "http://"}, "url must be the address of a server"),
+        ({"url": "http://host:port"}, "url must be the address of a server"),
         ({"url": "http://a", "tasks": -1}, "tasks must be 0 or more"),
         ({"url": 3}, "url must be a string"),
     ):
         with pytest.raises(ValueError, match=why):
             load_environment("openenv", 1, settings)
-    check_plays("world", load_environment("openenv", 1, {"url": "https://a"}))
+    for url in ("https://a", "http://127.0.0.1:80/", "http://[::1]:80", "https://me:key@a-b.c:443/path"):
+        check_plays("world", load_environment("openenv", 1, {"url": url}))
 
 
 def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:

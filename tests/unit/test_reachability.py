@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
+from headrace.envs.contact import CONTACT
 from headrace.envs.contract import Episode
 from headrace.producers.rollout.pauses import Pauses
 from headrace.producers.rollout.play.reachability import LONGEST_WAIT_S, MOST_TIMES, SAID_AFTER_S, Reachability
@@ -73,6 +74,32 @@ def test_while_it_is_away_one_at_a_time_tries_it_and_none_begins() -> None:
 
     assert asyncio.run(run()) == [PLAYED] * 21
     assert most == 1
+
+
+def test_all_go_on_as_soon_as_one_says_that_it_has_reached_it_however_that_one_ends() -> None:
+    world = World(back_at_s=5)
+    playing, over, begun = 0, asyncio.Event(), asyncio.Event()
+
+    async def opened() -> Episode | Failure:
+        nonlocal playing
+        if await world.play() == AWAY:
+            return AWAY
+        CONTACT.get().note_reached()
+        playing += 1
+        if playing == 5:
+            begun.set()
+        await over.wait()
+        return Failure(0, "environment")
+
+    async def run() -> list[Episode | Failure]:
+        together = asyncio.gather(*(world.reachability.play_when_reachable(opened) for _ in range(5)))
+        async with asyncio.timeout(10):
+            await begun.wait()
+        over.set()
+        return list(await together)
+
+    assert asyncio.run(run()) == [Failure(0, "environment")] * 5
+    assert world.pauses.detail == ""
 
 
 def test_the_wait_is_reported_once_it_has_lasted_and_until_it_is_over() -> None:

@@ -49,10 +49,10 @@ def build_failure(
     reason, detail = "error", describe_in_one_line(error)
     if isinstance(error, VersionGone):
         reason = "version_gone"
+    elif is_environment_broken(error):  # whatever its cause: a connection lost in mid-episode is no server that is away
+        reason = ENVIRONMENT
     elif not isinstance(error, EngineError) and is_unreachable(error):
         reason = UNREACHABLE
-    elif is_environment_broken(error):
-        reason = ENVIRONMENT
     elif isinstance(error, TimeoutError):
         reason = "time_limit"
         if isinstance(error, OutOfTime):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import TypeGuard
 
+from headrace.envs.contact import CONTACT, Contact
 from headrace.envs.contract import Episode
 from headrace.infra.backoff import Backoff
 from headrace.producers.rollout.pauses import ENVIRONMENT, Pauses
@@ -23,11 +25,11 @@ MOST_TIMES = 8
 """Most repetitions of an episode while others reach the environment; after that the fault is its own."""
 
 
-class Reachability:
+class Reachability(Contact):
     """Whether a worker's environment can be reached. Only the event loop may use it.
 
-    While it is unreachable, one episode at a time tries it, with a pause before each try. The other episodes wait and
-    no new one begins, because their answers could not be judged.
+    While it is unreachable, one episode at a time tries it, with a pause before each try, until it ends or says that it
+    has reached it. The other episodes wait and no new one begins, because their answers could not be judged.
 
     Args:
         pauses: Where the wait is reported.
@@ -47,22 +49,24 @@ class Reachability:
         self._longest_wait_s = longest_wait_s
         self._away_since_s: float | None = None
         self._reached = 0
-        """Number of episodes that reached the environment."""
-        self._trying = asyncio.Lock()
+        """How often an episode has reached the environment."""
+        self._trying, self._try = asyncio.Lock(), ExitStack()
 
     async def play_when_reachable(self, play: Callable[[], Awaitable[Episode | Failure]]) -> Episode | Failure:
         """Play an episode, again while its environment cannot be reached; return its result."""
         backoff, times, reached = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0, self._reached
         failed_at_s: float | None = None
+        CONTACT.set(self)
         while True:
-            if self._is_away():
-                async with self._trying:
+            with ExitStack() as own_try:
+                if self._is_away():
+                    await self._trying.acquire()
+                    own_try.callback(self._trying.release)
                     if not self._is_away():  # another episode has reached it meanwhile
                         continue
+                    self._try = own_try
                     await self._sleep(backoff.next_s())
-                    ended = await self._play_once(play)
-            else:
-                if failed_at_s is not None:
+                elif failed_at_s is not None:
                     await self._sleep(backoff.next_s())
                 ended = await self._play_once(play)
             if not _is_unreachable(ended):
@@ -71,6 +75,17 @@ class Reachability:
             times, reached = times + (self._reached > reached), self._reached
             if times >= MOST_TIMES or self._clock() - failed_at_s >= self._longest_wait_s:
                 return ended
+
+    def note_reached(self) -> None:
+        """Let all episodes go on: the environment is there."""
+        self._away_since_s = None
+        self._reached += 1
+        self._pauses.end(ENVIRONMENT)
+        self._try.close()
+
+    def note_full(self, why: str) -> None:
+        """Report that episodes wait for a place. The environment is there: the others go on."""
+        self._pauses.begin(ENVIRONMENT, why)
 
     def _is_away(self) -> bool:
         return self._away_since_s is not None
@@ -83,9 +98,7 @@ class Reachability:
             if now_s - self._away_since_s >= SAID_AFTER_S:
                 self._pauses.begin(ENVIRONMENT, f"{ended.detail} at {ended.at}")
         elif not isinstance(ended, Failure) or ended.reason == "error":
-            self._away_since_s = None
-            self._reached += 1
-            self._pauses.end(ENVIRONMENT)
+            self.note_reached()
         return ended
 
 
