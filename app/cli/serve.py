@@ -19,7 +19,7 @@ def serve_env(  # noqa: PLR0913, PLR0917 - options, each given by its name
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the environment: --set most=20. Repeatable."),
     ] = None,
-    sessions: Annotated[int, typer.Option(min=1, help="Most sessions at once; a further client is refused.")] = 8,
+    sessions: Annotated[int, typer.Option(min=1, help="Most sessions at once; a further client is refused.")] = 64,
     step_limit_s: Annotated[
         float, typer.Option(min=0.001, help="Seconds that an action or a problem may take.")
     ] = 10.0,

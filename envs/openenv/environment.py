@@ -46,6 +46,8 @@ class OpenEnv:
 
     processes = 1
     """Child processes: nothing runs there, as the worlds are elsewhere."""
+    open_limit_s = None
+    """No limit of the whole: each wait for the server has its own, and the line for places ends as places.py says."""
 
     def __init__(  # noqa: PLR0913 - the settings by name
         self,
@@ -104,8 +106,11 @@ class OpenEnv:
 
     @property
     def version(self) -> str:
-        """Name and version of the world, if the server tells them. Raises ConnectionError and WorldFailed."""
-        told = self._routes.find("/metadata")
+        """Name and version of the world, if the server tells them. Raises ConnectionError."""
+        try:
+            told = self._routes.find("/metadata")
+        except WorldFailed:  # a page of a proxy, say: it is only a note
+            return ""
         parts = [told.get(key) for key in ("name", "version")] if isinstance(told, dict) else []
         return " ".join(part for part in parts if isinstance(part, str) and part)
 

@@ -88,11 +88,12 @@ def _refuse_number(asked: int, known: Sequence[Tool], most: int) -> list[Invalid
 
 
 def build_prompt(prompt: Prompt, observation: str) -> Prompt:
-    """Return what the policy reads first: the last message of the prompt ends with the first observation."""
+    """Return what the policy reads first: the last message of the prompt ends with the first observation, a line."""
     if not observation:
         return prompt
     *before, last = as_messages(prompt)
-    return [*before, {**last, "content": "\n\n".join(filter(None, [str(last["content"]), f"{observation}\n"]))}]
+    line = observation if observation.endswith("\n") else f"{observation}\n"
+    return [*before, {**last, "content": "\n\n".join(filter(None, [str(last["content"]), line]))}]
 
 
 def build_messages(form: str, outcomes: Sequence[Outcome]) -> list[Message]:

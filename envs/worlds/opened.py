@@ -18,7 +18,7 @@ from headrace.infra.own_frames import locate_function
 from headrace.infra.unreachable import OutOfTime
 
 OPEN_LIMIT_S = 600.0
-"""Seconds in which `open_world` must open a world, whatever it waits for."""
+"""Seconds in which `open_world` must open a world, whatever it waits for, if the environment has no `open_limit_s`."""
 
 
 def has_world(environment: object) -> bool:
@@ -34,7 +34,7 @@ async def open_world(env: IsolatedEnvironment, problem: Problem, step_limit_s: f
     if not callable(getattr(env, "open_world", None)):
         return _InChild(env, problem, step_limit_s)
     with env.wait_for_turn(), _raise_late(f"{env.name} opened no world within {OPEN_LIMIT_S:g} s"):
-        async with asyncio.timeout(OPEN_LIMIT_S):
+        async with asyncio.timeout(getattr(env, "open_limit_s", OPEN_LIMIT_S)):
             opened: World = await env.open_world(problem)
     return _Elsewhere(env.name, opened, step_limit_s)
 

@@ -9,7 +9,7 @@ policy's new model by `path`, and the other way round.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from headrace.infra.errors import MaskedValueError, UsageError
 from headrace.infra.kafka.client_settings import check_client_settings, refuse_secrets
 from headrace.infra.plug_ins import add_search_folders
+from headrace.infra.recipe.model_origins import drop_other_origins
 from headrace.infra.recipe.nearest import suggest_nearest, suggest_nearest_file
 from headrace.infra.recipe.recipe_keys import is_free, is_value, list_children, list_fields, list_known_keys
 from headrace.infra.recipe.secret_keys import SECRET_HINTS, is_of_secrets
@@ -39,8 +40,6 @@ WORDS = {
     "int_parsing_size": "must be a number with fewer digits",
 }
 """Messages for kinds of pydantic errors."""
-ORIGINS = {"path": ("model", "alphabet", "warm_start"), "model": ("path",)}
-"""Keys of a policy that another one replaces: a model has one origin."""
 MOST_SHOWN = 80
 """Most quoted characters of a wrong value."""
 Table = dict[str, Any]
@@ -207,7 +206,7 @@ def _text_of(name: str, beside: Path | None) -> tuple[str, str]:
 def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at: KeyPath = ()) -> None:
     for key, value in table.items():
         here = (*at, key)
-        _drop_other_origins(into, here, table)
+        drop_other_origins(into, here, table)
         old = into.get(key)
         if isinstance(value, dict) and isinstance(old, dict) and old.get("use") == value.get("use", old.get("use")):
             _merge(draft, old, value, source, here)
@@ -215,14 +214,6 @@ def _merge(draft: Draft, into: Table, table: Mapping[str, Any], source: str, at:
             into[key] = value
             draft.origins = {path: who for path, who in draft.origins.items() if path[: len(here)] != here}
             _note_origin(draft, here, value, source)
-
-
-def _drop_other_origins(policy: Table, here: KeyPath, given: Collection[str]) -> None:
-    """Drop what the key of a policy replaces, but for what is given with it."""
-    if len(here) == 3 and here[0] == "policies":
-        for other in ORIGINS.get(str(here[-1]), ()):
-            if other not in given:
-                policy.pop(other, None)
 
 
 def _note_origin(draft: Draft, here: KeyPath, value: Any, source: str) -> None:
@@ -268,7 +259,7 @@ def _set(draft: Draft, word: str) -> None:
         table[_parse_index(table, keys[-1], word)] = value
     elif isinstance(table, dict):
         set_before = [key for key in table if draft.origins.get((*keys[:-1], key), "").startswith(SET)]
-        _drop_other_origins(table, tuple(keys), set_before)
+        drop_other_origins(table, tuple(keys), set_before)
         table[keys[-1]] = value
     else:
         raise _no_table_error(keys[:-1], word, WHOLE)

@@ -371,8 +371,10 @@ def test_the_environment_on_the_page_keeps_the_contract() -> None:
     exec(f"{code}\n{world}", found)  # noqa: S102 - ours
     guess = found["Guess"](seed=1)
     problem = guess.problem("train", 0)
-    assert guess.act(problem, *guess.solve(problem)) == Step("right", 1.0, done=True)
-    assert [guess.act(problem, "x").done for _ in range(6)] == [False] * 5 + [True]
+    *_, last = [guess.act(problem, answer) for answer in guess.solve(problem)]
+    assert last == Step("right", 1.0, done=True)
+    problem = guess.problem("train", 1)
+    assert [guess.act(problem, "x").done for _ in range(4)] == [False] * 3 + [True]
     echo = found["Echo"](seed=1, count=3)
     splits = ("train", "held_out", "warm_start")
     problems = [echo.problem(split, index) for split in splits for index in range(echo.size(split))]

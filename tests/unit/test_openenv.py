@@ -62,7 +62,7 @@ def test_our_client_plays_a_world_of_ours_over_the_wire(plain: Tokenizer) -> Non
         held_out = OpenEnv(1, url)
         assert (held_out.size("held_out"), held_out.size("train"), held_out.size("warm_start")) == (4, None, 0)
         assert find_version(held_out) == "corridor"
-    assert text.startswith("train 7\n\nrightat 1\n")
+    assert text.startswith("train 7\nrightat 1\n"), "as at home"
     assert played.reward == pytest.approx(4 / 3)
     assert (played.parts["turns"], played.parts["done"]) == (5, 1)
 
@@ -487,6 +487,8 @@ def test_splits_are_chosen_by_their_types_or_named_and_without_tasks_seeds_never
         assert env.problem("train", 0) != env.problem("train", 1)
         assert env.problem("train", 0) != other.problem("train", 0)
         assert env.problem("held_out", 0) == other.problem("held_out", 0)
+    with lying(routes={"/metadata": "<html>"}) as url:
+        assert not OpenEnv(1, url).version
 
 
 def test_a_world_of_any_name_has_its_tasks_and_a_named_one_without_any_is_refused() -> None:

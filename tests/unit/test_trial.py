@@ -239,7 +239,9 @@ def test_a_data_algorithm_that_could_not_go_on_after_a_restart_is_found(own: str
 
 def test_the_inner_loop_on_the_page_prints_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    code, recipe = (re.findall(rf"^```{of}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[0] for of in ("python", "toml"))
+    [code, _], [_, recipe] = (
+        re.findall(rf"^```{of}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:2] for of in ("python", "toml")
+    )
     [shown] = re.findall(r"^```\n\$ headrace (.*?)^```", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "echo.py").write_text(code)
     (tmp_path / "echo.toml").write_text(recipe)
