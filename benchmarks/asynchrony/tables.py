@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
@@ -51,16 +52,21 @@ def build_figures(cells: Sequence[Cell], results: Results) -> dict[str, Any]:
 
 
 def _build_curves(done: Mapping[Cell, Result]) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return side to policy to the mean held-out reward over seeds, by version."""
+    """Return side to policy to the mean held-out reward over seeds, by version that was evaluated with every seed."""
     found: dict[str, dict[str, dict[int, list[float]]]] = {}
     for cell, result in done.items():
         for policy, curve in result.held_out.items():
             for version, reward in curve:
                 by_version = found.setdefault(cell.side, {}).setdefault(policy, {})
                 by_version.setdefault(int(version), []).append(reward)
+    runs = Counter(cell.side for cell in done)
     return {
         side: {
-            policy: [{"version": at, **asdict(compute_interval(values))} for at, values in sorted(by_version.items())]
+            policy: [
+                {"version": at, **asdict(compute_interval(values))}
+                for at, values in sorted(by_version.items())
+                if len(values) == runs[side]
+            ]
             for policy, by_version in policies.items()
         }
         for side, policies in found.items()
