@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -103,7 +103,9 @@ class OpenedWorld:
         on_close: Callable[[], None],
     ) -> None:
         self.observation, self.actions = observation, actions
-        self._session, self._form, self._field, self._on_close = session, form, field, on_close
+        self._session, self._form, self._field = session, form, field
+        self._at_end = ExitStack()
+        self._at_end.callback(on_close)
 
     async def act(self, name: str, arguments: Mapping[str, Any]) -> Step:
         """See `World.act`. A server that closes the connection now has failed: the episode's state is lost."""
@@ -118,9 +120,9 @@ class OpenedWorld:
             return Step(text, found.get("reward"), found.get("done", False))
 
     async def close(self) -> None:
-        """Give the world back. Raises nothing."""
-        await self._session.close()
-        self._on_close()
+        """Give the world back, once however often it is called. Raises nothing."""
+        with self._at_end:  # also when cancelled: a place that nobody gives back would be counted for ever
+            await self._session.close()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from headrace.envs.identity import find_version
 from headrace.envs.ledger import Ledger
 from headrace.envs.openenv import places, session
 from headrace.envs.openenv.environment import OpenEnv
+from headrace.envs.openenv.places import PLACES
 from headrace.envs.openenv.wire import read_action_form, read_tools, show_observation
 from headrace.envs.registry import check_plays, load_environment, load_workflow
 from headrace.envs.tool_calls import ToolCall
@@ -129,6 +130,26 @@ async def take_place(address: str) -> AsyncIterator[ClientConnection]:
                 yield client
                 return
         assert time.monotonic() < ends_s, said
+
+
+def test_a_world_gives_its_place_back_once_also_if_its_close_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_and_close(url: str) -> list[int]:
+        env = OpenEnv(1, url)
+        worlds = [await env.open_world(env.problem("train", 0)) for _ in range(2)]
+        await worlds[0].close()
+        await worlds[0].close()
+        counts = [PLACES[url]._opened]
+        end = worlds[1]._session.close
+        monkeypatch.setattr(worlds[1]._session, "close", asyncio.Event().wait)
+        closing = asyncio.create_task(worlds[1].close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await end()
+        return [*counts, PLACES[url]._opened]
+
+    with serving(Corridor()) as url:
+        assert asyncio.run(open_and_close(url)) == [1, 0]
 
 
 def test_a_session_whose_client_is_gone_gives_its_place_back_and_a_broken_one_goes_on() -> None:
