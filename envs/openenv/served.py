@@ -21,10 +21,12 @@ ANSWER = "answer"
 """The action that ends an episode of an environment with tools: its text is scored."""
 TEXT = "text"
 TEXT_PARAMETERS = {"type": "object", "properties": {TEXT: {"type": "string"}}, "required": [TEXT]}
-
-
-ERROR_TYPES: Mapping[str, str] = {"bad_calls": "invalid_args", "unknown_tools": "tool_not_found",
-                                  "tool_errors": "execution_error", "tool_timeouts": "timeout"}  # fmt: skip
+ERROR_TYPES: Mapping[str, str] = {
+    "bad_calls": "invalid_args",
+    "unknown_tools": "tool_not_found",
+    "tool_errors": "execution_error",
+    "tool_timeouts": "timeout",
+}
 """What went wrong with a call, to OpenEnv's word for it."""
 
 
